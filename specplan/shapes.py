@@ -1,0 +1,102 @@
+"""What one step looks like, and which sizes a graph exists for. All sizes are in tokens unless a name says otherwise."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specplan.errors import ConfigError
+
+__all__ = [
+    "Layout",
+    "StepShape",
+    "default_capture_sizes",
+    "even_query_lens",
+    "padded_size",
+    "request_grid",
+    "tail_sizes",
+]
+
+Layout = Literal["multi-query"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """A step of `num_reqs` requests and `num_tokens` query tokens, each request with `context_len` tokens in its KV cache."""
+
+    num_reqs: int
+    num_tokens: int
+    context_len: int
+    layout: Layout = "multi-query"
+
+    def __post_init__(self) -> None:
+        if self.num_reqs < 1 or self.num_tokens < self.num_reqs or self.context_len < 0:
+            raise ConfigError(
+                f"a step of {self.num_reqs} requests, {self.num_tokens} tokens and context {self.context_len} cannot run",
+                "give at least one request, at least one token per request and a context of 0 or more",
+            )
+
+
+def default_capture_sizes(
+    max_num_seqs: int,
+    num_speculative_tokens: int,
+    *,
+    max_num_batched_tokens: int = 8192,
+    ceiling: int = 512,
+) -> tuple[int, ...]:
+    """The token counts vLLM 0.33 captures by default, ascending.
+
+    With q = 1 + K and max = min(2 q max_num_seqs, ceiling, max_num_batched_tokens): 1, 2, 4, every 8 below 256, every 16
+    from there to max, plus q times the same grid over requests, so that uniform decode batches hit a size exactly.
+    `ceiling` is 512, or 1024 on SM100.
+    """
+    if max_num_seqs < 1 or num_speculative_tokens < 0:
+        raise ConfigError(
+            f"max_num_seqs {max_num_seqs} with K {num_speculative_tokens}: expected at least 1 and at least 0",
+            "pass --max-num-seqs 1 or more and -k 0 or more",
+        )
+    query_len = 1 + num_speculative_tokens
+    largest = min(max_num_seqs * query_len * 2, ceiling, max_num_batched_tokens)
+    grid = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    sizes = {size for size in grid if size <= largest}
+    if max_num_batched_tokens <= largest:
+        sizes.add(max_num_batched_tokens)
+    if num_speculative_tokens:
+        sizes |= {size * query_len for size in grid if size <= max_num_seqs and size * query_len <= largest}
+    elif max_num_seqs <= largest:
+        sizes.add(max_num_seqs)
+    return tuple(sorted(sizes))
+
+
+def tail_sizes(capture_limit: int, max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Sizes past the capture limit: 1.5x, 2x, 4x, ... of it, then `max_num_batched_tokens` itself."""
+    if max_num_batched_tokens <= capture_limit:
+        return ()
+    sizes = {max_num_batched_tokens}
+    if capture_limit * 3 // 2 < max_num_batched_tokens:
+        sizes.add(capture_limit * 3 // 2)
+    size = capture_limit * 2
+    while size and size < max_num_batched_tokens:
+        sizes.add(size)
+        size *= 2
+    return tuple(sorted(size for size in sizes if size > capture_limit))
+
+
+def request_grid(max_num_seqs: int) -> tuple[int, ...]:
+    """The powers of two up to `max_num_seqs`, and `max_num_seqs` itself."""
+    powers = {1 << i for i in range(max_num_seqs.bit_length()) if 1 << i <= max_num_seqs}
+    return tuple(sorted(powers | {max_num_seqs}))
+
+
+def padded_size(num_tokens: int, capture_sizes: Sequence[int]) -> int:
+    """The smallest of the ascending `capture_sizes` that holds `num_tokens`; `num_tokens` itself where none does."""
+    index = bisect_left(capture_sizes, num_tokens)
+    return capture_sizes[index] if index < len(capture_sizes) else num_tokens
+
+
+def even_query_lens(num_reqs: int, num_tokens: int) -> tuple[int, ...]:
+    """`num_tokens` over `num_reqs` requests as evenly as whole tokens allow, the longer ones first."""
+    base, extra = divmod(num_tokens, num_reqs)
+    return tuple(base + (row < extra) for row in range(num_reqs))
