@@ -1,0 +1,143 @@
+"""A Llama decoder over flat tokens: every pass is one row of tokens, whatever requests they belong to.
+
+The modules bear Hugging Face's names, so that a checkpoint's tensors load as they are. What attends to what, and where
+keys and values are kept, is the business of the `Attention` handed to a pass (models/attention.py): training, decoding and
+multi-query verification differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specplan.models.attention import Attention
+from specplan.models.config import DecoderConfig, Llama3RopeScaling
+
+__all__ = ["Decoder"]
+
+
+class Decoder(nn.Module):
+    """RMSNorm, RoPE, grouped-query attention, SwiGLU; tied or untied embeddings."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Trunk(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        rotation = rope_rotation(config)
+        self.rope_cos: Tensor
+        self.rope_sin: Tensor
+        self.register_buffer("rope_cos", rotation.cos(), persistent=False)
+        self.register_buffer("rope_sin", rotation.sin(), persistent=False)
+
+    def forward(
+        self,
+        token_ids: Tensor,  # [num_tokens] int64
+        positions: Tensor,  # [num_tokens] int64
+        attention: Attention,
+    ) -> Tensor:  # [num_tokens, hidden_size]
+        """The normed hidden states of one pass; `logits` turns those that are needed into logits."""
+        rope = self.rope_cos[positions].unsqueeze(1), self.rope_sin[positions].unsqueeze(1)
+        hidden: Tensor = self.model.embed_tokens(token_ids)
+        for index, layer in enumerate(self.model.layers):
+            hidden = layer(hidden, rope, index, attention)
+        normed: Tensor = self.model.norm(hidden)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [n, hidden_size] -> [n, vocab_size]
+        """The language-model head."""
+        out: Tensor = self.lm_head(hidden)
+        return out
+
+    @property
+    def num_params(self) -> int:
+        """Parameters, tied ones counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+class Trunk(nn.Module):
+    """The `model.` part of a checkpoint."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.self_attn = SelfAttention(config)
+        self.mlp = SwiGLU(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden: Tensor, rope: tuple[Tensor, Tensor], layer: int, attention: Attention) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rope, layer, attention)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.head_size = config.head_size
+        query_size = config.num_attention_heads * config.head_size
+        kv_size = config.kv_heads * config.head_size
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor, rope: tuple[Tensor, Tensor], layer: int, attention: Attention) -> Tensor:
+        num_tokens = hidden.shape[0]
+        query = self.q_proj(hidden).view(num_tokens, -1, self.head_size)
+        key = self.k_proj(hidden).view(num_tokens, -1, self.head_size)
+        value = self.v_proj(hidden).view(num_tokens, -1, self.head_size)
+        attended = attention.attend(layer, rotate(query, rope), rotate(key, rope), value)
+        out: Tensor = self.o_proj(attended.reshape(num_tokens, -1))
+        return out
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return out
+
+
+def rotate(
+    heads: Tensor,  # [num_tokens, num_heads, head_size]
+    rope: tuple[Tensor, Tensor],  # cos, sin: [num_tokens, 1, head_size / 2]
+) -> Tensor:
+    """RoPE in the half-split order of Hugging Face checkpoints: element i turns with element i + head_size / 2."""
+    cos, sin = rope
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def rope_rotation(config: DecoderConfig) -> Tensor:  # [max_position_embeddings, head_size / 2]
+    """The angle by which each pair turns at each position: position * theta^(-2i / head_size), in float32."""
+    exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
+    frequencies = config.rope_theta**-exponents
+    if config.rope_scaling is not None:
+        frequencies = stretch_frequencies(frequencies, config.rope_scaling)
+    return torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), frequencies)
+
+
+def stretch_frequencies(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
+    """Llama 3.1: waves longer than the trained context slow down by `factor`, short ones stay, those between blend."""
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # over the trained context
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return torch.lerp(frequencies / scaling.factor, frequencies, blend.clamp(0, 1))
