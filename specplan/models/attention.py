@@ -1,9 +1,9 @@
 """What attends to what in one pass: dense for training, over a static KV cache for serving.
 
-The cached kinds take a ragged batch: request r brings `query_lens[r]` tokens that follow `context_lens[r]` cached ones, and
-each token attends to its request's context and to the tokens up to itself (multi-query: one row per request, its keys
-and values read once for all its queries). Tokens past the batch's own, up to `padded_tokens`, are padding: they are
-written to the cache's scratch row and attend to nothing.
+The cached kinds take a ragged batch: request r brings `query_lens[r]` tokens that follow `context_lens[r]` cached ones,
+and each token attends to its request's context and to the tokens up to itself (multi-query: one row per request, its
+keys and values read once for all its queries). Tokens past the batch's own, up to `padded_tokens`, are padding: they
+are written to the cache's scratch row and attend to nothing.
 """
 
 from __future__ import annotations
@@ -56,17 +56,20 @@ class RaggedBatch:
         *,
         cache: KVCache,
         padded_tokens: int | None = None,
+        first_row: int = 0,
     ) -> None:
-        """Request r of the pass lives in row r of the cache."""
+        """Request r of the pass lives in row `first_row + r` of the cache."""
+        self.first_row = first_row
         self.query_lens = tuple(query_lens)
         self.context_lens = tuple(context_lens)
         self.num_tokens = sum(self.query_lens)
         self.padded_tokens = self.num_tokens if padded_tokens is None else padded_tokens
         longest = max(q + c for q, c in zip(self.query_lens, self.context_lens, strict=True))
-        if longest > cache.max_len or len(self.query_lens) > cache.num_rows or self.padded_tokens < self.num_tokens:
+        last_row = first_row + len(self.query_lens)
+        if longest > cache.max_len or last_row > cache.num_rows or self.padded_tokens < self.num_tokens:
             raise ConfigError(
-                f"a pass of {len(self.query_lens)} requests, {longest} tokens long and padded from {self.num_tokens} to "
-                f"{self.padded_tokens}, does not fit a cache of {cache.num_rows} rows of {cache.max_len}",
+                f"a pass of {len(self.query_lens)} requests, {longest} tokens long and padded from {self.num_tokens} "
+                f"to {self.padded_tokens}, does not fit a cache of {cache.num_rows} rows of {cache.max_len}",
                 "make the cache larger or the pass smaller",
             )
         device = cache.keys.device
@@ -79,7 +82,8 @@ class RaggedBatch:
         self.positions[: self.num_tokens] = contexts[owner] + offsets
         # Where each token's key and value go, in a layer's flat token index.
         self.kv_index = torch.full((self.padded_tokens,), cache.scratch_index, dtype=torch.int64, device=device)
-        self.kv_index[: self.num_tokens] = owner * cache.max_len + self.positions[: self.num_tokens]
+        self.kv_index[: self.num_tokens] = (first_row + owner) * cache.max_len + self.positions[: self.num_tokens]
+        self.query_lens_tensor = lens  # [num_reqs]
         self.owner = owner  # [num_tokens], the request of each token
         self.offsets = offsets  # [num_tokens], its place among its request's queries
         self.last_tokens = first_tokens + lens - 1  # [num_reqs], each request's last token
@@ -98,7 +102,7 @@ class PaddedAttention:
         num_reqs, self.longest_query = len(batch.query_lens), max(batch.query_lens)
         self.longest_key = max(q + c for q, c in zip(batch.query_lens, batch.context_lens, strict=True))
         self.place = batch.owner * self.longest_query + batch.offsets  # [num_tokens] in [num_reqs * longest_query]
-        # A place no query fills keeps position 0: it attends to one key, which keeps its softmax finite, and is dropped.
+        # A place no query fills keeps position 0: it attends to one key, so that its softmax is finite, and is dropped.
         positions = torch.zeros(num_reqs * self.longest_query, dtype=torch.int64, device=batch.positions.device)
         positions[self.place] = batch.positions[: batch.num_tokens]
         keys = torch.arange(self.longest_key, device=positions.device)
@@ -112,8 +116,9 @@ class PaddedAttention:
         flat_keys.index_copy_(0, self.batch.kv_index, key)
         flat_values.index_copy_(0, self.batch.kv_index, value)
         num_reqs = len(self.batch.query_lens)
-        keys = self.cache.keys[layer][:num_reqs, : self.longest_key].transpose(1, 2)
-        values = self.cache.values[layer][:num_reqs, : self.longest_key].transpose(1, 2)
+        rows = slice(self.batch.first_row, self.batch.first_row + num_reqs)
+        keys = self.cache.keys[layer][rows, : self.longest_key].transpose(1, 2)
+        values = self.cache.values[layer][rows, : self.longest_key].transpose(1, 2)
 
         laid_out = query.new_zeros(num_reqs * self.longest_query, num_heads, head_size)
         laid_out.index_copy_(0, self.place, query[: self.batch.num_tokens])
@@ -130,8 +135,8 @@ class PaddedAttention:
 class VarlenAttention:
     """Cached attention for CUDA: flash attention over ragged queries, lengths read from device memory.
 
-    Nothing here depends on the host's view of the lengths but the two bounds, so one captured graph replays any ragged batch
-    of as many tokens, and its cost follows the real context rather than the cache's size. Padding tokens lie past
+    Nothing here depends on the host's view of the lengths but the two bounds, so one captured graph replays any ragged
+    batch of as many tokens, and its cost follows the real context rather than the cache's size. Padding tokens lie past
     `query_starts[-1]`, where the kernel does not look.
     """
 
@@ -145,8 +150,8 @@ class VarlenAttention:
         self.used_lens = (contexts + lens).to(device)  # [num_reqs]
         self.longest_query = max(batch.query_lens)
         # Row r of the cache starts at r * max_len; how much of it is in use, `used_lens` says.
-        row_starts = torch.arange(len(batch.query_lens) + 1, dtype=torch.int32, device=device) * cache.max_len
-        self.key_starts = row_starts  # [num_reqs + 1]
+        rows = torch.arange(len(batch.query_lens) + 1, dtype=torch.int32, device=device) + batch.first_row
+        self.key_starts = rows * cache.max_len  # [num_reqs + 1]
         self.varlen_attn = find_varlen_attn()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """A Llama decoder over flat tokens: every pass is one row of tokens, whatever requests they belong to.
 
 The modules bear Hugging Face's names, so that a checkpoint's tensors load as they are. What attends to what, and where
-keys and values are kept, is the business of the `Attention` handed to a pass (models/attention.py): training, decoding and
-multi-query verification differ in nothing else.
+keys and values are kept, is the business of the `Attention` handed to a pass (models/attention.py): training, decoding
+and multi-query verification differ in nothing else.
 """
 
 from __future__ import annotations
@@ -27,13 +27,22 @@ class Decoder(nn.Module):
         self.config = config
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
-        rotation = rope_rotation(config)
-        self.rope_cos: Tensor
+        self.tie_weights()
+        self.rope_cos: Tensor  # [max_position_embeddings, head_size / 2] float32
         self.rope_sin: Tensor
-        self.register_buffer("rope_cos", rotation.cos(), persistent=False)
-        self.register_buffer("rope_sin", rotation.sin(), persistent=False)
+        self.register_buffer("rope_cos", torch.empty(0), persistent=False)
+        self.register_buffer("rope_sin", torch.empty(0), persistent=False)
+        self.fill_rope()
+
+    def tie_weights(self) -> None:
+        """Lets the head share the embedding's weight, if the config says so; needed again after a move off `meta`."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def fill_rope(self) -> None:
+        """Computes the rotation tables on the embedding's device; needed again after a move off `meta`."""
+        rotation = rope_rotation(self.config, self.model.embed_tokens.weight.device)
+        self.rope_cos, self.rope_sin = rotation.cos(), rotation.sin()
 
     def forward(
         self,
@@ -42,10 +51,10 @@ class Decoder(nn.Module):
         attention: Attention,
     ) -> Tensor:  # [num_tokens, hidden_size]
         """The normed hidden states of one pass; `logits` turns those that are needed into logits."""
-        rope = self.rope_cos[positions].unsqueeze(1), self.rope_sin[positions].unsqueeze(1)
         hidden: Tensor = self.model.embed_tokens(token_ids)
+        cos, sin = (table[positions].unsqueeze(1).to(hidden.dtype) for table in (self.rope_cos, self.rope_sin))
         for index, layer in enumerate(self.model.layers):
-            hidden = layer(hidden, rope, index, attention)
+            hidden = layer(hidden, (cos, sin), index, attention)
         normed: Tensor = self.model.norm(hidden)
         return normed
 
@@ -127,13 +136,14 @@ def rotate(
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def rope_rotation(config: DecoderConfig) -> Tensor:  # [max_position_embeddings, head_size / 2]
+def rope_rotation(config: DecoderConfig, device: torch.device) -> Tensor:  # [max_position_embeddings, head_size / 2]
     """The angle by which each pair turns at each position: position * theta^(-2i / head_size), in float32."""
-    exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
+    exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32, device=device) / config.head_size
     frequencies = config.rope_theta**-exponents
     if config.rope_scaling is not None:
         frequencies = stretch_frequencies(frequencies, config.rope_scaling)
-    return torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), frequencies)
+    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device=device)
+    return torch.outer(positions, frequencies)
 
 
 def stretch_frequencies(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:

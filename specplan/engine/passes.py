@@ -1,0 +1,119 @@
+"""The two halves of a step: the target's verify pass, and the drafter's passes for the step after it.
+
+Both are laid out when they are made and run later, any number of times, on tensors that stay where they are: that is what
+a CUDA graph can capture. Nothing in `run` waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specplan.device import accepted_counts, accepted_prefix_mask
+from specplan.device.acceptance import PADDING_TOKEN
+from specplan.models import Decoder, KVCache, RaggedBatch, cached_attention
+
+__all__ = ["FEED_LEN", "DraftPasses", "VerifyPass", "prefill"]
+
+# An autoregressive drafter is fed the last two committed tokens of every request: the newest one always, and the one before
+# it because, if all drafts were accepted, the last of them never went through the drafter. Feeding a token again
+# rewrites the same key and value, so one shape serves every outcome.
+FEED_LEN = 2
+
+
+class VerifyPass:
+    """One multi-query pass of the target: each request's last committed token followed by its drafts."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        *,
+        query_lens: Sequence[int],  # [num_reqs], 1 + drafts
+        context_lens: Sequence[int],  # [num_reqs], tokens in the cache before this pass
+        padded_tokens: int | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.batch = RaggedBatch(query_lens, context_lens, cache=cache, padded_tokens=padded_tokens)
+        self.attention = cached_attention(self.batch, cache)
+        self.num_drafts = self.batch.query_lens_tensor - 1  # [num_reqs]
+        drafts = (self.batch.offsets > 0).nonzero().squeeze(1)
+        self.draft_index = drafts  # [drafts in all], where they stand among the pass's tokens
+
+    def run(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:  # [padded_tokens] -> [num_reqs], [num_reqs, longest]
+        """Accepted drafts of each request, and the target's own greedy token after each of its tokens."""
+        hidden = self.decoder(token_ids, self.batch.positions, self.attention)
+        greedy = self.decoder.logits(hidden).argmax(-1)
+        num_reqs, longest = self.num_drafts.shape[0], max(self.batch.query_lens)
+        sampled = torch.full((num_reqs, longest), PADDING_TOKEN, dtype=greedy.dtype, device=greedy.device)
+        sampled[self.batch.owner, self.batch.offsets] = greedy[: self.batch.num_tokens]
+        mask = accepted_prefix_mask(token_ids[self.draft_index], sampled, self.num_drafts)
+        return accepted_counts(mask, self.num_drafts), sampled
+
+
+class DraftPasses:
+    """The drafter's work of one step: `k` greedy drafts for each request, one pass each.
+
+    The first pass takes the last `FEED_LEN` committed tokens of every request. With k = 0 it is all there is: the upkeep of
+    the drafter's cache, without its head.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        *,
+        committed_lens: Sequence[int],  # [num_reqs], tokens of each request that stand, prompt included
+        k: int,
+    ) -> None:
+        self.decoder = decoder
+        self.k = k
+        self.feed_lens = [min(FEED_LEN, length) for length in committed_lens]
+        contexts = [length - feed for length, feed in zip(committed_lens, self.feed_lens, strict=True)]
+        first = RaggedBatch(self.feed_lens, contexts, cache=cache)
+        ones = [1] * len(self.feed_lens)
+        rest = [RaggedBatch(ones, [n + i for n in committed_lens], cache=cache) for i in range(k - 1)]
+        self.passes = [(batch, cached_attention(batch, cache)) for batch in (first, *rest)]
+
+    def run(self, feed_ids: Tensor) -> tuple[Tensor, Tensor]:  # [sum(feed_lens)] -> [num_reqs, k] int64, float32
+        """The drafts, and the drafter's probability of each: the largest of its softmax, in float32."""
+        batch, attention = self.passes[0]
+        hidden = self.decoder(feed_ids, batch.positions, attention)[batch.last_tokens]
+        drafts = feed_ids.new_zeros(hidden.shape[0], self.k)
+        confidence = torch.zeros(drafts.shape, dtype=torch.float32, device=feed_ids.device)
+        for index in range(self.k):
+            if index:
+                batch, attention = self.passes[index]
+                hidden = self.decoder(drafts[:, index - 1], batch.positions, attention)
+            probability = F.softmax(self.decoder.logits(hidden).float(), dim=-1)
+            confidence[:, index], drafts[:, index] = probability.max(dim=-1)
+        return drafts, confidence
+
+
+def prefill(
+    decoder: Decoder,
+    cache: KVCache,
+    prompts: Sequence[Sequence[int]],  # token ids of request r, which goes to row r of the cache
+    *,
+    chunk_tokens: int,
+) -> Tensor:  # [num_reqs], the greedy first output token
+    """Runs whole prompts into an empty cache, as many requests at a time as fit in `chunk_tokens`, at least one."""
+    bounds = [0]
+    total = 0
+    for row, prompt in enumerate(prompts):
+        if row > bounds[-1] and total + len(prompt) > chunk_tokens:
+            bounds.append(row)
+            total = 0
+        total += len(prompt)
+    first_tokens = []
+    for start, end in pairwise([*bounds, len(prompts)]):
+        chunk = prompts[start:end]
+        batch = RaggedBatch([len(p) for p in chunk], [0] * len(chunk), cache=cache, first_row=start)
+        ids = torch.tensor([token for p in chunk for token in p], device=cache.keys.device)
+        hidden = decoder(ids, batch.positions, cached_attention(batch, cache))[batch.last_tokens]
+        first_tokens.append(decoder.logits(hidden).argmax(-1))
+    return torch.cat(first_tokens)

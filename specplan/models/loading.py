@@ -1,0 +1,144 @@
+"""From a name or a folder to a decoder ready to run: the embedded pair, or any Hugging Face style Llama folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from specplan.errors import ConfigError, FileError
+from specplan.models.config import config_sha256, read_config
+from specplan.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["EMBEDDED", "LoadedModel", "Role", "load_model", "load_tokenizer", "require_shared_tokenizer"]
+
+Role = Literal["target", "draft"]
+EMBEDDED = "tiny"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A decoder and where it came from. `weights` is `random` for a folder that holds a config.json alone."""
+
+    name: str
+    folder: Path
+    decoder: Decoder
+    weights: Literal["loaded", "random"]
+    config_sha256: str
+
+
+def load_model(name: str, role: Role, *, device: torch.device, dtype: torch.dtype, seed: int = 0) -> LoadedModel:
+    """Loads the model called `name`: 'tiny', whose role picks the target or the draft, or a folder.
+
+    A folder without weights runs with random ones of standard deviation 0.02: enough to time a step, useless to record.
+    """
+    folder = Path(__file__).parent / "tiny" / role if name == EMBEDDED else Path(name)
+    config = read_config(folder)
+    files = weight_files(folder)
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    if files:
+        state: dict[str, Tensor] = {}
+        for file in files:
+            state |= read_safetensors(file, device)
+        require_matching(state, decoder, folder)
+        state = {key: tensor.to(dtype) for key, tensor in state.items()}
+        decoder.load_state_dict(state, strict=False, assign=True)
+    else:
+        decoder = decoder.to(dtype).to_empty(device=device)
+        randomise(decoder, seed)
+    decoder.tie_weights()
+    decoder.fill_rope()
+    return LoadedModel(
+        name=name if name == EMBEDDED else folder.resolve().name,
+        folder=folder,
+        decoder=decoder.requires_grad_(False).eval(),
+        weights="loaded" if files else "random",
+        config_sha256=config_sha256(folder),
+    )
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The folder's tokenizer.json."""
+    from tokenizers import Tokenizer
+
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise FileError(f"no tokenizer at {path}", "add the model's tokenizer.json to its folder")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
+        raise FileError(f"{path} is not a tokenizer: {error}", "restore the model's tokenizer.json") from None
+
+
+def require_shared_tokenizer(target: Path, draft: Path) -> None:
+    """Speculation compares token ids, which means nothing across two vocabularies."""
+    vocabularies = [load_tokenizer(folder).get_vocab() for folder in (target, draft)]
+    if vocabularies[0] != vocabularies[1]:
+        raise ConfigError(
+            f"the tokenizers of {target} and {draft} differ ({len(vocabularies[0])} and {len(vocabularies[1])} tokens)",
+            "choose a draft that shares the target's tokenizer",
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors: one file, or the shards that an index names; none for a bare config.json."""
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        single = folder / WEIGHTS_FILE
+        return [single] if single.is_file() else []
+    try:
+        weight_map = msgspec.json.decode(index.read_bytes())["weight_map"]
+        shards = sorted({folder / shard for shard in weight_map.values()})
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+        raise FileError(f"{index} does not list weights: {error}", "restore the model's index file") from None
+    return shards
+
+
+def read_safetensors(path: Path, device: torch.device) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{path} cannot be read as safetensors: {error}", "restore the model's weights") from None
+
+
+def require_matching(state: dict[str, Tensor], decoder: Decoder, folder: Path) -> None:
+    """Every tensor the config asks for is there, in its shape, and no other."""
+    expected = {key: tuple(tensor.shape) for key, tensor in decoder.state_dict().items()}
+    if decoder.config.tie_word_embeddings:
+        expected.pop("lm_head.weight")
+        state.pop("lm_head.weight", None)
+    # Old checkpoints store the rotation's frequencies, which follow from the config.
+    found = {key: tuple(tensor.shape) for key, tensor in state.items() if not key.endswith("rotary_emb.inv_freq")}
+    wrong = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+    if wrong:
+        key = wrong[0]
+        raise FileError(
+            f"the weights in {folder} do not fit its config.json: {key} is {found.get(key, 'absent')}, "
+            f"expected {expected.get(key, 'absent')} ({len(wrong)} such tensors)",
+            "use the config.json that belongs to these weights; specplan runs the Llama family (docs/models.md)",
+        )
+
+
+def randomise(decoder: Decoder, seed: int) -> None:
+    """Fills every matrix from a normal distribution of deviation 0.02 and every norm with ones."""
+    generator = torch.Generator(device=decoder.model.embed_tokens.weight.device).manual_seed(seed)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, 0.02, generator=generator)
