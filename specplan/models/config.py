@@ -46,6 +46,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
+    eos_token_id: int | list[int] | None = None
 
     def __post_init__(self) -> None:
         sizes = {
@@ -78,6 +79,12 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_heads(self) -> int:
         """KV heads; as many as attention heads where the file names none."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end an output."""
+        ids = [] if self.eos_token_id is None else self.eos_token_id
+        return frozenset([ids] if isinstance(ids, int) else ids)
 
     @property
     def head_size(self) -> int:
