@@ -1,0 +1,231 @@
+"""What whoever plans with these costs should know. Judging is done here; nothing is printed and nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplan.files.profile import Profile
+from specplan.files.tables import Finding
+
+__all__ = ["Evidence", "MeasuredCurve", "free_drafter", "judge_costs", "judge_profile", "lowered_limit"]
+
+_FLAT = 0.05  # a table that rises less than this over its whole range
+_FALL = 0.01  # a fall between neighbouring sizes below this is taken for noise
+_SPREAD = 0.10  # interquartile range over median
+_FEW = 5  # repetitions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCurve:
+    place: str
+    sizes: NDArray[np.int64]  # [P], ascending
+    ms: NDArray[np.float64]  # [P]
+    ci_ms: NDArray[np.float64] | None  # [P]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One table and the curves it was made from."""
+
+    name: Literal["verify", "draft"]
+    unit: Literal["tokens", "requests"]
+    curves: Sequence[MeasuredCurve]
+    cells_ms: NDArray[np.float64]  # [..., max_size + 1]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.unique(np.concatenate([curve.sizes for curve in self.curves]))
+
+    @property
+    def max_size(self) -> int:
+        return int(self.cells_ms.shape[-1]) - 1
+
+
+def judge_costs(evidence: Evidence) -> list[Finding]:
+    return [
+        *_one_point(evidence),
+        *_flat(evidence),
+        *_non_monotone(evidence),
+        *_extrapolated(evidence),
+    ]
+
+
+def judge_profile(profile: Profile) -> list[Finding]:
+    return [
+        *_incomplete(profile),
+        *_eager_draft(profile),
+        *_contexts(profile),
+        *_few_repetitions(profile),
+        *_spread(profile),
+    ]
+
+
+def free_drafter() -> Finding:
+    return Finding(
+        code="free-drafter",
+        severity="note",
+        place="draft",
+        message="drafting is priced at 0 ms",
+        hint="right for an n-gram drafter; for a draft model, give its curve",
+    )
+
+
+def lowered_limit(asked: int, used: int, *, name: str, unit: str) -> Iterator[Finding]:
+    if used != asked:
+        effect = f"lowered to {used}, the largest point below it" if used else "ignored: no point is at or below it"
+        yield Finding(
+            code="capture-limit-lowered",
+            severity="note",
+            place=name,
+            message=f"the capture limit of {asked} {unit} is {effect}",
+            hint=f"measure {asked} {unit} if a graph of that size exists",
+        )
+
+
+def _one_point(evidence: Evidence) -> Iterator[Finding]:
+    if len(evidence.sizes) == 1 and evidence.max_size > 1:
+        yield Finding(
+            code="one-point-curve",
+            severity="warning",
+            place=evidence.name,
+            message=f"one {evidence.name} size ({evidence.sizes[0]} {evidence.unit}) prices every step",
+            hint="measure at least two sizes",
+        )
+
+
+def _flat(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.name != "verify" or len(evidence.sizes) == 1:
+        return
+    rise = float(np.max(evidence.cells_ms[..., -1] / evidence.cells_ms[..., 1])) - 1.0
+    if rise < _FLAT:
+        yield Finding(
+            code="flat-verify",
+            severity="warning",
+            place="verify",
+            message=f"verify costs rise {rise:.1%} from 1 to {evidence.max_size} tokens: verify-all is all it can say",
+            hint="measure larger sizes, and check that the sweep timed the step and not a constant",
+        )
+
+
+def _non_monotone(evidence: Evidence) -> Iterator[Finding]:
+    neighbours, falls = 0, 0
+    worst, where = 0.0, ""
+    for curve in evidence.curves:
+        fall = -np.diff(curve.ms) / curve.ms[:-1]
+        noise = np.full(len(fall), _FALL)
+        if curve.ci_ms is not None:
+            noise = np.maximum(noise, (curve.ci_ms[:-1] + curve.ci_ms[1:]) / curve.ms[:-1])
+        real = np.where(fall > noise, fall, 0.0)
+        neighbours += len(fall)
+        falls += int(np.count_nonzero(real))
+        if len(real) and real.max() > worst:
+            worst, at = float(real.max()), int(real.argmax())
+            where = f"{curve.place}, {curve.sizes[at]} to {curve.sizes[at + 1]} {evidence.unit}"
+    if falls:
+        yield Finding(
+            code="non-monotone",
+            severity="warning",
+            place=where,
+            message=f"{evidence.name} costs fall at {falls} of {neighbours} neighbouring sizes, at most by {worst:.1%}",
+            hint="measure again on a quiet device; pad-up prices a real fall as padding to the larger size",
+        )
+
+
+def _extrapolated(evidence: Evidence) -> Iterator[Finding]:
+    last = int(evidence.sizes[-1])
+    if evidence.max_size <= last:
+        return
+    held = bool(np.any(evidence.cells_ms[..., -1] <= evidence.cells_ms[..., last]))
+    how = "held at the last cost, as the last slope does not rise" if held else "continued along the last slope"
+    yield Finding(
+        code="extrapolation-held" if held else "extrapolated",
+        severity="warning",
+        place=evidence.name,
+        message=f"{evidence.name} costs past {last} {evidence.unit} (to {evidence.max_size}) were not measured: {how}",
+        hint=f"measure up to {evidence.max_size} {evidence.unit}, or plan for at most {last}",
+    )
+
+
+def _incomplete(profile: Profile) -> Iterator[Finding]:
+    captured = {
+        sample.executed_num_tokens for sample in profile.samples if sample.model == "verify" and sample.mode == "graph"
+    }
+    missing = [size for size in profile.capture_sizes if size not in captured]
+    if not profile.complete or missing:
+        what = f"{len(missing)} of {len(profile.capture_sizes)} capture sizes were not measured" if missing else ""
+        stopped = "" if profile.complete else "the sweep was stopped before its end"
+        yield Finding(
+            code="incomplete-profile",
+            severity="warning",
+            place="profile",
+            message="; ".join(part for part in (stopped, what) if part),
+            hint="finish it: specplan profile --resume",
+        )
+
+
+def _eager_draft(profile: Profile) -> Iterator[Finding]:
+    modes = {sample.mode for sample in profile.samples if sample.model == "draft"}
+    if modes == {"eager"} and profile.capture_sizes:
+        yield Finding(
+            code="eager-draft",
+            severity="warning",
+            place="draft",
+            message="drafting was measured eagerly only, which inflates it where serving replays graphs",
+            hint="measure the draft in graph mode: specplan profile",
+        )
+
+
+def _contexts(profile: Profile) -> Iterator[Finding]:
+    verify = {sample.context_len for sample in profile.samples if sample.model == "verify"}
+    draft = {sample.context_len for sample in profile.samples if sample.model == "draft"}
+    if len(verify) == 1:
+        yield Finding(
+            code="one-context",
+            severity="note",
+            place="verify",
+            message=f"verify costs were measured at one context ({min(verify)} tokens), and hold for any",
+            hint="attention grows with context: measure at the contexts you serve",
+        )
+    if len(draft) > 1:
+        yield Finding(
+            code="draft-contexts-pooled",
+            severity="note",
+            place="draft",
+            message=f"draft costs of {len(draft)} contexts ({min(draft)} to {max(draft)} tokens) count as one",
+            hint="profile the draft at the context you serve",
+        )
+
+
+def _few_repetitions(profile: Profile) -> Iterator[Finding]:
+    few = [index for index, sample in enumerate(profile.samples) if len(sample.repetitions_ms) < _FEW]
+    if few:
+        yield Finding(
+            code="few-repetitions",
+            severity="warning",
+            place=f"$.samples[{few[0]}]",
+            message=f"{len(few)} of {len(profile.samples)} samples have fewer than {_FEW} repetitions",
+            hint="their intervals mean little; give the sweep more time: specplan profile --time-budget",
+        )
+
+
+def _spread(profile: Profile) -> Iterator[Finding]:
+    spreads = []
+    for sample in profile.samples:
+        low, middle, high = np.percentile(sample.repetitions_ms, [25, 50, 75])
+        spreads.append(float((high - low) / middle))
+    wide = [index for index, spread in enumerate(spreads) if spread > _SPREAD]
+    if wide:
+        worst = max(wide, key=lambda index: spreads[index])
+        yield Finding(
+            code="wide-spread",
+            severity="warning",
+            place=f"$.samples[{worst}]",
+            message=f"{len(wide)} of {len(spreads)} samples spread over {_SPREAD:.0%} (interquartile), "
+            f"at most {spreads[worst]:.0%}",
+            hint="stop what else runs on the device and measure again",
+        )

@@ -1,0 +1,191 @@
+"""Cost tables from a profile: costs by context, requests and tokens, with their uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplan import __version__
+from specplan.costs.build import check_at_least, check_monotone, free_draft
+from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summarise
+from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, judge_profile
+from specplan.costs.pricing import Rows, plan_row, price_rows
+from specplan.costs.samples import Points, draft_points, fill_sheet, verify_points
+from specplan.errors import CoverageError
+from specplan.files.profile import Profile
+from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, RegionError
+
+__all__ = ["tables_from_profile"]
+
+
+def tables_from_profile(
+    profile: Profile,
+    *,
+    monotone: Monotone = "running-max",
+    max_num_tokens: int | None = None,
+    max_num_reqs: int | None = None,
+) -> CostTables:
+    """Tables over the contexts, requests and k that were measured.
+
+    Each size (tokens of a verify pass, requests of a draft) is first filled over the other axis (requests, k) from the
+    points measured at that size; then each row is priced along its sizes by the one rule of pricing.py. By default the
+    tables go as far as the profile says the engine does.
+    """
+    check_monotone(monotone)
+    verify = verify_points(profile)
+    captured = np.unique(verify.size[verify.size <= profile.capture_limit]).tolist()
+    _require_verify(profile, verify, captured)
+    capture_limit = max(captured, default=0)
+    largest = int(verify.row.max())
+    max_num_reqs = check_at_least(
+        1, "max_num_reqs", min(profile.max_num_seqs, largest) if max_num_reqs is None else max_num_reqs
+    )
+    if max_num_reqs > largest:
+        raise CoverageError(
+            f"tables for {max_num_reqs} requests: the profile measured verify passes of at most {largest}",
+            f"ask for at most {largest}, or measure more: specplan profile --max-num-seqs {max_num_reqs}",
+        )
+    max_num_tokens = check_at_least(
+        1, "max_num_tokens", profile.max_num_batched_tokens if max_num_tokens is None else max_num_tokens
+    )
+
+    rows = np.union1d(verify.row[verify.row < max_num_reqs], [max_num_reqs])
+    verify_ms, verify_ci_ms = verify.median_ms, verify.half_width_ms
+    verify_curves = list(_curves(verify, verify_ms, verify_ci_ms, "{row} requests, context {page}"))
+    pricing = _Pricing(name="verify", capture_limit=capture_limit, monotone=monotone)
+    verify_rows = pricing.price(verify, verify_ms, verify_ci_ms, rows=rows, max_size=max_num_tokens)
+    smooth_errors = [leave_one_out(curve.sizes, curve.ms, capture_limit=capture_limit) for curve in verify_curves]
+    draft = _draft_table(profile, max_num_reqs, monotone)
+    return CostTables(
+        specplan_version=__version__,
+        source=profile.source,
+        environment=profile.environment,
+        profile_digest=profile.digest(),
+        num_speculative_tokens=profile.num_speculative_tokens,
+        capture_sizes=captured,
+        capture_limit=capture_limit,
+        draft_capture_limit=draft.capture_limit,
+        monotone=monotone,
+        overhead_ms=0.0,
+        error=HeldOutError(
+            captured=split_half(verify, pricing.predictor(verify), verify.size <= capture_limit),
+            smooth=summarise(np.concatenate(smooth_errors), LEAVE_ONE_OUT),
+            draft=draft.error,
+        ),
+        findings=[
+            *judge_profile(profile),
+            *judge_costs(Evidence(name="verify", unit="tokens", curves=verify_curves, cells_ms=verify_rows.ms)),
+            *draft.findings,
+        ],
+        contexts=np.unique(verify.page).tolist(),
+        num_reqs=rows.tolist(),
+        verify_table_ms=verify_rows.ms,
+        verify_source=verify_rows.source,
+        verify_ci_ms=verify_rows.ci_ms,
+        draft_ks=draft.ks,
+        draft_table_ms=draft.rows.ms,
+        draft_source=draft.rows.source,
+        draft_ci_ms=None if draft.ks is None else draft.rows.ci_ms,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pricing:
+    """The rule by which points become a table."""
+
+    name: str
+    capture_limit: int
+    monotone: Monotone
+
+    def price(
+        self,
+        points: Points,
+        ms: NDArray[np.float64],  # [P]
+        ci_ms: NDArray[np.float64],  # [P]
+        *,
+        rows: NDArray[np.int64],  # [R]
+        max_size: int,
+    ) -> Rows:  # [pages, R, max_size + 1]
+        pages = []
+        for page in np.unique(points.page):
+            at = points.page == page
+            sheet = fill_sheet(points.row[at], points.size[at], ms[at], ci_ms[at], rows=rows)
+            plan = plan_row(sheet.sizes, capture_limit=self.capture_limit, max_size=max_size, name=self.name)
+            pages.append(price_rows(plan, sheet.ms, sheet.ci_ms, sheet.source, monotone=self.monotone))
+        return Rows(
+            ms=np.stack([page.ms for page in pages]),
+            ci_ms=np.stack([page.ci_ms for page in pages]),
+            source=np.stack([page.source for page in pages]),
+        )
+
+    def predictor(self, points: Points) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+        """From costs at `points` to what tables made from those costs say at the same `points`."""
+        rows = np.unique(points.row)
+        cells = (np.searchsorted(np.unique(points.page), points.page), np.searchsorted(rows, points.row), points.size)
+
+        def predict(ms: NDArray[np.float64]) -> NDArray[np.float64]:
+            priced = self.price(points, ms, np.zeros(len(ms)), rows=rows, max_size=int(points.size.max()))
+            return priced.ms[cells]
+
+        return predict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DraftTable:
+    ks: list[int] | None
+    rows: Rows  # [D, max_num_reqs + 1]
+    capture_limit: int | None
+    error: RegionError | None
+    findings: list[Finding]
+
+
+def _draft_table(profile: Profile, max_num_reqs: int, monotone: Monotone) -> _DraftTable:
+    points = draft_points(profile)
+    if not len(points.size):
+        if profile.draft is not None:
+            raise CoverageError(
+                f"the profile names a draft ({profile.draft.name}) and has no draft samples",
+                "measure them: specplan profile --resume",
+            )
+        free = free_draft(max_num_reqs)
+        rows = Rows(ms=free.ms[None], ci_ms=free.ci_ms[None], source=free.source[None])
+        return _DraftTable(ks=None, rows=rows, capture_limit=None, error=None, findings=[free_drafter()])
+    graphs = any(sample.model == "draft" and sample.mode == "graph" for sample in profile.samples)
+    capture_limit = int(points.size.max()) if graphs else 0
+    ms, ci_ms = points.median_ms, points.half_width_ms
+    ks = np.unique(points.row)
+    pricing = _Pricing(name="draft", capture_limit=capture_limit, monotone=monotone)
+    pages = pricing.price(points, ms, ci_ms, rows=ks, max_size=max_num_reqs)
+    curves = list(_curves(points, ms, ci_ms, "k = {row}"))
+    return _DraftTable(
+        ks=ks.tolist(),
+        rows=Rows(ms=pages.ms[0], ci_ms=pages.ci_ms[0], source=pages.source[0]),
+        capture_limit=None if graphs else 0,
+        error=split_half(points, pricing.predictor(points), np.ones(len(points.size), dtype=bool)),
+        findings=judge_costs(Evidence(name="draft", unit="requests", curves=curves, cells_ms=pages.ms)),
+    )
+
+
+def _curves(
+    points: Points,
+    ms: NDArray[np.float64],  # [P]
+    ci_ms: NDArray[np.float64],  # [P]
+    place: str,
+) -> Iterator[MeasuredCurve]:
+    """The points of each page and row along their sizes."""
+    for page, row in np.unique(np.stack([points.page, points.row], 1), axis=0):
+        at = (points.page == page) & (points.row == row)
+        yield MeasuredCurve(place=place.format(page=page, row=row), sizes=points.size[at], ms=ms[at], ci_ms=ci_ms[at])
+
+
+def _require_verify(profile: Profile, points: Points, captured: list[int]) -> None:
+    if profile.capture_sizes and not captured:
+        raise CoverageError(
+            f"the profile names {len(profile.capture_sizes)} capture sizes and has no graph samples of the verify pass",
+            "measure them: specplan profile --resume",
+        )
+    if not len(points.size):
+        raise CoverageError("the profile has no samples of the verify pass", "measure them: specplan profile --resume")

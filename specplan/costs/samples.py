@@ -1,0 +1,114 @@
+"""A profile's samples as points, and points as full sheets of costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplan.costs.uncertainty import median_half_widths
+from specplan.errors import ConfigError
+from specplan.files.profile import Profile, Sample
+from specplan.files.tables import Source
+
+__all__ = ["Points", "Sheet", "draft_points", "fill_sheet", "verify_points"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Distinct measured points in ascending order. `size` is the axis that pads, and counts what ran; the others what
+    was asked for.
+    """
+
+    page: NDArray[np.int64]  # [P]: the context of a verify pass; 0 for a draft
+    row: NDArray[np.int64]  # [P]: requests of a verify pass, k of a draft
+    size: NDArray[np.int64]  # [P]: tokens of a verify pass, requests of a draft
+    repetitions_ms: tuple[NDArray[np.float64], ...]  # [P] of [repetitions]
+
+    @property
+    def median_ms(self) -> NDArray[np.float64]:  # [P]
+        return np.array([np.median(values) for values in self.repetitions_ms])
+
+    @property
+    def half_width_ms(self) -> NDArray[np.float64]:  # [P]
+        return median_half_widths(self.repetitions_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A cost for every row at every measured size, and where it comes from."""
+
+    sizes: NDArray[np.int64]  # [S]
+    ms: NDArray[np.float64]  # [R, S]
+    ci_ms: NDArray[np.float64]  # [R, S]
+    source: NDArray[np.uint8]  # [R, S] of Source
+
+
+def verify_points(profile: Profile) -> Points:
+    """Graph samples at or below the capture limit, eager ones above it: the mode a step of that size would run in."""
+    limit = profile.capture_limit
+    chosen = [
+        (sample.context_len, sample.num_reqs, sample.executed_num_tokens, index)
+        for index, sample in enumerate(profile.samples)
+        if sample.model == "verify" and (sample.mode == "graph") == (sample.executed_num_tokens <= limit)
+    ]
+    return _pool(profile.samples, chosen)
+
+
+def draft_points(profile: Profile) -> Points:
+    """Graph samples where there are any: launching kernels one by one inflates the drafter's interval."""
+    drafts = [(index, sample) for index, sample in enumerate(profile.samples) if sample.model == "draft"]
+    graph = [(index, sample) for index, sample in drafts if sample.mode == "graph"]
+    chosen = [
+        (0, sample.k, sample.executed_num_reqs, index) for index, sample in graph or drafts if sample.k is not None
+    ]
+    return _pool(profile.samples, chosen)
+
+
+def _pool(samples: list[Sample], chosen: Iterable[tuple[int, int, int, int]]) -> Points:
+    """Samples of the same point count as one: a size that was revisited has all its repetitions."""
+    pools: dict[tuple[int, int, int], list[float]] = {}
+    for page, row, size, index in chosen:
+        repetitions = samples[index].repetitions_ms
+        for at, ms in enumerate(repetitions):
+            if not (np.isfinite(ms) and ms > 0):
+                raise ConfigError(
+                    f"profile: $.samples[{index}].repetitions_ms[{at}]: "
+                    f"expected a positive finite number of milliseconds, got {ms}",
+                    "measure this shape again with `specplan profile`",
+                )
+        pools.setdefault((page, row, size), []).extend(repetitions)
+    keys = sorted(pools)
+    page_row_size = np.array(keys, dtype=np.int64).reshape(-1, 3)
+    return Points(
+        page=page_row_size[:, 0],
+        row=page_row_size[:, 1],
+        size=page_row_size[:, 2],
+        repetitions_ms=tuple(np.array(pools[key]) for key in keys),
+    )
+
+
+def fill_sheet(
+    row: NDArray[np.int64],  # [P]
+    size: NDArray[np.int64],  # [P]
+    ms: NDArray[np.float64],  # [P]
+    ci_ms: NDArray[np.float64],  # [P]
+    *,
+    rows: NDArray[np.int64],  # [R], ascending
+) -> Sheet:
+    """Each size on its own: where a row was not measured, linear between the rows that were, held outside them."""
+    sizes = np.unique(size)
+    shape = (len(rows), len(sizes))
+    filled_ms, filled_ci, source = np.empty(shape), np.empty(shape), np.empty(shape, dtype=np.uint8)
+    for column, this in enumerate(sizes):
+        at = np.flatnonzero(size == this)
+        at = at[np.argsort(row[at])]
+        measured = row[at]
+        filled_ms[:, column] = np.interp(rows, measured, ms[at])
+        filled_ci[:, column] = np.interp(rows, measured, ci_ms[at])
+        inside = (rows > measured[0]) & (rows < measured[-1])
+        source[:, column] = np.where(inside, Source.INTERPOLATED, Source.EXTRAPOLATED)
+        source[np.isin(rows, measured), column] = Source.MEASURED
+    return Sheet(sizes=sizes, ms=filled_ms, ci_ms=filled_ci, source=source)

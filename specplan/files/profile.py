@@ -1,0 +1,147 @@
+"""The profile: what steps cost on one device, as raw samples. Facts, not judgements."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from specplan.files._json import encode, read_json, write_json
+from specplan.shapes import Layout
+
+__all__ = ["PROFILE_SCHEMA", "Environment", "ModelInfo", "Profile", "Sample"]
+
+# History of the schema:
+#   1  first version
+PROFILE_SCHEMA: Final = "specplan.profile/1"
+
+Count = Annotated[int, Meta(ge=1)]
+CountOrZero = Annotated[int, Meta(ge=0)]
+Milliseconds = Annotated[float, Meta(gt=0)]
+
+
+class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every repetition of one step shape, the warm-ups apart.
+
+    `num_reqs` and `num_tokens` are what was asked for, `executed_*` what ran after padding. `k` is drafts per request,
+    of a draft step only; k = 0 is the upkeep of the drafter's state in a step that drafts nothing. `repetitions_ms`
+    prices the step; `device_ms` is the device's own interval of each repetition, empty where the host is the device.
+    """
+
+    model: Literal["draft", "verify"]
+    mode: Literal["graph", "eager"]
+    layout: Layout
+    num_reqs: Count
+    num_tokens: Count
+    executed_num_reqs: Count
+    executed_num_tokens: Count
+    k: CountOrZero | None
+    context_len: CountOrZero
+    warmup_ms: list[Milliseconds]
+    repetitions_ms: Annotated[list[Milliseconds], Meta(min_length=1)]
+    device_ms: list[Milliseconds] = []
+    stop_reason: Literal["converged", "cap", "time-budget", "interrupted"]
+
+    def __post_init__(self) -> None:
+        if self.model == "verify" and self.k is not None:
+            raise ValueError(f".k: expected null for a verify sample, got {self.k}")
+        if self.model == "draft" and self.k is None:
+            raise ValueError(".k: expected drafts per request for a draft sample, got null")
+        if self.model == "verify" and self.num_tokens < self.num_reqs:
+            raise ValueError(f".num_tokens: expected at least one per request ({self.num_reqs}), got {self.num_tokens}")
+        if self.device_ms and len(self.device_ms) != len(self.repetitions_ms):
+            raise ValueError(
+                f".device_ms: expected none, or one for each of {len(self.repetitions_ms)} repetitions, "
+                f"got {len(self.device_ms)}"
+            )
+        for name in ("num_reqs", "num_tokens"):
+            asked, executed = getattr(self, name), getattr(self, f"executed_{name}")
+            if executed < asked:
+                raise ValueError(f".executed_{name}: expected at least the {asked} asked for, got {executed}")
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.repetitions_ms)
+
+
+class Environment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the samples were taken, and how.
+
+    `graph_kind` says what mode `graph` is: replay of a captured CUDA graph, or on a CPU a `static`-buffer step padded
+    to the capture size. `timing_scope` says what lies between start and stop of the clock.
+    """
+
+    device: str
+    device_type: Literal["cpu", "cuda"]
+    device_uuid: str | None
+    sm_count: Count | None
+    num_threads: Count | None
+    driver: str | None
+    cuda: str | None
+    torch: str | None
+    python: str
+    platform: str
+    dtype: str
+    graph_kind: Literal["cuda-graph", "static"]
+    timing_scope: str
+
+
+class ModelInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ran. `random` weights cost what trained ones do, and draft nothing worth recording."""
+
+    name: str
+    num_params: CountOrZero
+    config_sha256: str
+    weights: Literal["loaded", "random"] = "loaded"
+
+
+class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Samples of one target, and of one draft where there is one, on one device.
+
+    `created` is ISO 8601 in UTC; `source` is "measured" or where the samples came from; `complete` is False after an
+    interruption or a time budget that ran out.
+    """
+
+    schema: Literal["specplan.profile/1"] = PROFILE_SCHEMA
+    specplan_version: str
+    created: str
+    source: str
+    environment: Environment
+    target: ModelInfo
+    draft: ModelInfo | None
+    num_speculative_tokens: CountOrZero
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+    capture_sizes: list[Count]
+    complete: bool
+    samples: list[Sample]
+
+    def __post_init__(self) -> None:
+        for index, (size, following) in enumerate(zip(self.capture_sizes, self.capture_sizes[1:], strict=False), 1):
+            if following <= size:
+                raise ValueError(f".capture_sizes[{index}]: expected more than {size} (ascending), got {following}")
+        for index, sample in enumerate(self.samples):
+            if sample.k is not None and sample.k > self.num_speculative_tokens:
+                raise ValueError(
+                    f".samples[{index}].k: expected at most num_speculative_tokens ({self.num_speculative_tokens}), "
+                    f"got {sample.k}"
+                )
+
+    @property
+    def capture_limit(self) -> int:
+        """The largest capture size, in tokens; 0 where nothing was captured."""
+        return self.capture_sizes[-1] if self.capture_sizes else 0
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Profile:
+        return read_json(path, cls, schema=PROFILE_SCHEMA)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        write_json(path, self, schema=PROFILE_SCHEMA)
+
+    def digest(self) -> str:
+        """sha256 of the bytes that `write` writes."""
+        return hashlib.sha256(encode(self)).hexdigest()

@@ -1,0 +1,293 @@
+"""Cost tables: what a step of any size costs, where each cell comes from and how sure it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Annotated, Any, Final, Literal, get_args
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from specplan.errors import CoverageError
+from specplan.files._json import read_json, write_json
+from specplan.files.profile import Environment
+
+__all__ = ["TABLES_SCHEMA", "CostTables", "Finding", "HeldOutError", "Monotone", "RegionError", "Source"]
+
+# History of the schema:
+#   1  first version
+TABLES_SCHEMA: Final = "specplan.tables/1"
+
+Monotone = Literal["running-max", "pad-up", "none"]
+
+
+class Source(IntEnum):
+    """Where a cell comes from, worse the higher. A file holds the letter, a table in memory the number."""
+
+    MEASURED = 0
+    PADDED = 1
+    INTERPOLATED = 2
+    EXTRAPOLATED = 3
+
+
+_LETTERS: Final = "mpix"
+_LEGEND: Final = {letter: source.name.lower() for letter, source in zip(_LETTERS, Source, strict=True)}
+
+
+class Finding(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something about the costs that whoever plans with them should know, and what to do about it."""
+
+    code: str
+    severity: Literal["note", "warning"]
+    place: str
+    message: str
+    hint: str
+
+
+class RegionError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How well held-out points are predicted. `mape`, `p95` and `bias` are fractions of the held-out cost.
+
+    With e = predicted / held out - 1: mape = mean |e|, p95 = the 95th percentile of |e|, bias = mean e.
+    """
+
+    method: str
+    mape: float
+    p95: float
+    bias: float
+    points: Annotated[int, Meta(ge=1)]
+
+
+class HeldOutError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Per region; null where there is too little data to hold anything out."""
+
+    captured: RegionError | None
+    smooth: RegionError | None
+    draft: RegionError | None
+
+
+class CostTables(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    eq=False,  # arrays have no single truth value
+    rename={"verify_table_ms": "verify_ms", "draft_table_ms": "draft_ms"},
+):
+    """Costs of a verify pass by (context, num_reqs, num_tokens) and of drafting by (k, num_reqs), in milliseconds.
+
+    `num_reqs` and `contexts` are the measured requests and contexts of the verify axes; tables made from a plain curve
+    have one of each, and hold for any. `draft_ks` is None where one draft row holds for every k. A `_ci_ms` is the
+    half-width of the 95% interval, None without raw repetitions. `capture_sizes` are those that were measured.
+    `draft_capture_limit` is in requests; None: every measured draft size is a captured one.
+    """
+
+    schema: Literal["specplan.tables/1"] = TABLES_SCHEMA
+    specplan_version: str
+    source: str
+    environment: Environment | None
+    profile_digest: str | None
+    num_speculative_tokens: Annotated[int, Meta(ge=0)] | None
+    capture_sizes: list[int]
+    capture_limit: int
+    draft_capture_limit: Annotated[int, Meta(ge=0)] | None
+    monotone: Monotone
+    overhead_ms: Annotated[float, Meta(ge=0)]
+    error: HeldOutError
+    findings: list[Finding]
+    legend: dict[str, str] = msgspec.field(default_factory=lambda: dict(_LEGEND))
+    contexts: list[int]  # [C]
+    num_reqs: list[int]  # [R]
+    verify_table_ms: NDArray[np.float64]  # [C, R, max_num_tokens + 1]
+    verify_source: NDArray[np.uint8]  # [C, R, max_num_tokens + 1] of Source
+    verify_ci_ms: NDArray[np.float64] | None  # [C, R, max_num_tokens + 1]
+    draft_ks: list[int] | None  # [D]
+    draft_table_ms: NDArray[np.float64]  # [D, max_num_reqs + 1]
+    draft_source: NDArray[np.uint8]  # [D, max_num_reqs + 1] of Source
+    draft_ci_ms: NDArray[np.float64] | None  # [D, max_num_reqs + 1]
+
+    def __post_init__(self) -> None:
+        _check_axis(".contexts", self.contexts, least=0)
+        _check_axis(".num_reqs", self.num_reqs, least=1)
+        if self.draft_ks is not None:
+            _check_axis(".draft_ks", self.draft_ks, least=0)
+        if self.capture_sizes:
+            _check_axis(".capture_sizes", self.capture_sizes, least=1)
+        if self.capture_limit != max(self.capture_sizes, default=0):
+            largest = max(self.capture_sizes, default=0)
+            raise ValueError(f".capture_limit: expected the largest capture size ({largest}), got {self.capture_limit}")
+        verify_rows = (len(self.contexts), len(self.num_reqs))
+        draft_rows = (1 if self.draft_ks is None else len(self.draft_ks),)
+        _check_table("verify", verify_rows, self.verify_table_ms, self.verify_source, self.verify_ci_ms, positive=True)
+        _check_table("draft", draft_rows, self.draft_table_ms, self.draft_source, self.draft_ci_ms, positive=False)
+
+    @property
+    def max_num_tokens(self) -> int:
+        return int(self.verify_table_ms.shape[-1]) - 1
+
+    @property
+    def max_num_reqs(self) -> int:
+        return int(self.draft_table_ms.shape[-1]) - 1
+
+    @property
+    def verify_ms(self) -> NDArray[np.float64]:  # [max_num_tokens + 1]
+        """The verify row at the most requests and the longest context measured."""
+        row: NDArray[np.float64] = self.verify_table_ms[-1, -1]
+        return row
+
+    @property
+    def draft_ms(self) -> NDArray[np.float64]:  # [max_num_reqs + 1]
+        """The draft row at the most drafts per request."""
+        row: NDArray[np.float64] = self.draft_table_ms[-1]
+        return row
+
+    def verify_row(self, num_reqs: int, context_len: float) -> NDArray[np.float64]:  # [max_num_tokens + 1]
+        """Cost of a verify pass by num_tokens, linear between measured requests and contexts, held outside them.
+
+        Holding over requests is normal: a step with a prefill has few requests and many tokens.
+        """
+        row = np.zeros(self.max_num_tokens + 1)
+        for context, request, weight in self._verify_cells(num_reqs, context_len):
+            # Weights, not a + w (b - a): rounding is monotone, so a blend of non-decreasing rows never falls.
+            row += weight * self.verify_table_ms[context, request]
+        return row
+
+    def verify_sources(self, num_reqs: int, context_len: float) -> NDArray[np.str_]:  # [max_num_tokens + 1]
+        """Letters as in `legend`: the worst source of the cells a cost rests on, interpolated or worse between rows."""
+        cells = list(self._verify_cells(num_reqs, context_len))
+        worst = np.max([self.verify_source[context, request] for context, request, _ in cells], axis=0)
+        if len(cells) > 1:
+            worst = np.maximum(worst, Source.INTERPOLATED)
+        letters: NDArray[np.str_] = np.array(list(_LETTERS))[worst]
+        return letters
+
+    def draft_row(self, k: int) -> NDArray[np.float64]:  # [max_num_reqs + 1]
+        """Cost of drafting `k` tokens per request by num_reqs, linear between measured k."""
+        if k < 0:
+            raise CoverageError(f"a draft of {k} tokens per request: expected 0 or more", "give a k of 0 or more")
+        if self.draft_ks is None:
+            return self.draft_ms.copy()
+        if not self.draft_ks[0] <= k <= self.draft_ks[-1]:
+            raise CoverageError(
+                f"no draft cost for k = {k}: k from {self.draft_ks[0]} to {self.draft_ks[-1]} was measured",
+                f"use a k in that range, or measure it: specplan profile -k {k}",
+            )
+        row = np.zeros(self.max_num_reqs + 1)
+        for index, weight in _brackets(self.draft_ks, k):
+            row += weight * self.draft_table_ms[index]
+        return row
+
+    def _verify_cells(self, num_reqs: int, context_len: float) -> Iterator[tuple[int, int, float]]:
+        if not 1 <= num_reqs <= self.max_num_reqs:
+            raise CoverageError(
+                f"no cost for a step of {num_reqs} requests: these tables cover 1 to {self.max_num_reqs}",
+                f"use fewer requests, or measure more: specplan profile --max-num-seqs {max(num_reqs, 1)}",
+            )
+        if not context_len >= 0:
+            raise CoverageError(f"no cost at context {context_len}: expected 0 or more", "give a context of 0 or more")
+        for context, context_weight in _brackets(self.contexts, context_len):
+            for request, request_weight in _brackets(self.num_reqs, num_reqs):
+                yield context, request, context_weight * request_weight
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> CostTables:
+        return read_json(path, cls, schema=TABLES_SCHEMA, dec_hook=_decode_array)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        write_json(path, self, schema=TABLES_SCHEMA, enc_hook=_encode_array, dec_hook=_decode_array)
+
+
+def _brackets(axis: Sequence[int], value: float) -> list[tuple[int, float]]:
+    """Indices of the `axis` entries around `value` and their weights; one entry where `value` is on it or outside."""
+    high = int(np.searchsorted(axis, value))
+    if high == len(axis):
+        return [(high - 1, 1.0)]
+    if high == 0 or axis[high] == value:
+        return [(high, 1.0)]
+    weight = (value - axis[high - 1]) / (axis[high] - axis[high - 1])
+    return [(high - 1, 1.0 - weight), (high, weight)]
+
+
+def _check_axis(place: str, axis: Sequence[int], *, least: int) -> None:
+    if not axis:
+        raise ValueError(f"{place}: expected at least one entry, got none")
+    for index, value in enumerate(axis):
+        if value < least:
+            raise ValueError(f"{place}[{index}]: expected at least {least}, got {value}")
+        least = value + 1
+
+
+def _check_table(
+    name: str,
+    rows: tuple[int, ...],
+    ms: NDArray[np.float64],
+    source: NDArray[np.uint8],
+    ci_ms: NDArray[np.float64] | None,
+    *,
+    positive: bool,
+) -> None:
+    if ms.ndim != len(rows) + 1 or ms.shape[:-1] != rows or ms.shape[-1] < 2:
+        raise ValueError(f".{name}_ms: expected shape {list(rows)} and two or more cells a row, got {list(ms.shape)}")
+    for place, array in ((f".{name}_source", source), (f".{name}_ci_ms", ci_ms)):
+        if array is not None and array.shape != ms.shape:
+            raise ValueError(f"{place}: expected shape {list(ms.shape)}, got {list(array.shape)}")
+    bad = ~np.isfinite(ms) | ((ms <= 0) if positive else (ms < 0))
+    _refuse_cells(f".{name}_ms", ms, bad, "a positive" if positive else "a non-negative")
+    if ci_ms is not None:
+        _refuse_cells(f".{name}_ci_ms", ci_ms, ~np.isfinite(ci_ms) | (ci_ms < 0), "a non-negative")
+    for array in (ms, source, ci_ms):
+        if array is not None:
+            array.setflags(write=False)
+
+
+def _refuse_cells(place: str, array: NDArray[np.float64], bad: NDArray[np.bool_], expected: str) -> None:
+    for cell in np.argwhere(bad):
+        at = "".join(f"[{index}]" for index in cell)
+        raise ValueError(
+            f"{place}{at}: expected {expected} finite number of milliseconds, got {float(array[tuple(cell)])}"
+        )
+
+
+def _encode_array(array: object) -> Any:
+    """Costs as nested lists; sources as one string of letters a row."""
+    if not isinstance(array, np.ndarray):
+        raise NotImplementedError(f"cannot encode {type(array)}")
+    if array.dtype != np.uint8:
+        return array.tolist()
+    if array.ndim == 1:
+        return "".join(_LETTERS[source] for source in array)
+    return [_encode_array(row) for row in array]
+
+
+def _decode_array(type_: Any, value: Any) -> NDArray[Any]:
+    sources = get_args(get_args(type_)[1])[0] is np.uint8
+    expected: Any = str if sources else float
+    inner = value
+    while isinstance(inner, list):
+        expected = list[expected]
+        inner = inner[0] if inner else None
+    try:
+        nested = msgspec.convert(value, expected)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).replace("`", "").partition(" - at $")
+        raise ValueError(f"{place}: {text[0].lower()}{text[1:]}" if place else text) from error
+    return _stack(nested, "", sources)
+
+
+def _stack(value: Any, place: str, sources: bool) -> NDArray[Any]:
+    """Nested lists of equal length as an array; a row of sources is a string."""
+    if isinstance(value, str):
+        for index, letter in enumerate(value):
+            if letter not in _LEGEND:
+                raise ValueError(f"{place}[{index}]: expected one of {', '.join(_LETTERS)}, got {letter!r}")
+        return np.array([_LETTERS.index(letter) for letter in value], dtype=np.uint8)
+    if not (isinstance(value, list) and value and isinstance(value[0], list | str)):
+        return np.array(value, dtype=np.uint8 if sources else np.float64)
+    rows = [_stack(row, f"{place}[{index}]", sources) for index, row in enumerate(value)]
+    for index, row in enumerate(rows):
+        if row.shape != rows[0].shape:
+            raise ValueError(f"{place}[{index}]: expected {rows[0].shape[0]} entries as in [0], got {row.shape[0]}")
+    return np.stack(rows)

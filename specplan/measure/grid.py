@@ -1,0 +1,101 @@
+"""Which steps a profile measures: the points of the sweep, in a stable order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specplan.engine.passes import FEED_LEN
+from specplan.errors import ConfigError
+from specplan.shapes import StepShape, default_capture_sizes, request_grid, tail_sizes
+
+__all__ = ["MeasuredPoint", "ProfilePlan"]
+
+Mode = Literal["graph", "eager"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPoint:
+    """One cell of the sweep. `k` is the drafts per request of a drafter's step, None for a verify step."""
+
+    mode: Mode
+    shape: StepShape
+    k: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePlan:
+    """What to measure. `context_len` is the KV tokens each request holds before the step."""
+
+    max_num_seqs: int
+    num_speculative_tokens: int
+    max_num_batched_tokens: int
+    context_len: int
+    capture_sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        limits = {
+            "max_num_seqs": (self.max_num_seqs, 1),
+            "num_speculative_tokens": (self.num_speculative_tokens, 1),
+            "max_num_batched_tokens": (self.max_num_batched_tokens, self.max_num_seqs),
+            "context_len": (self.context_len, FEED_LEN),
+        }
+        for name, (value, least) in limits.items():
+            if value < least:
+                raise ConfigError(f"{name} is {value}, expected at least {least}", f"raise {name}")
+        if not self.capture_sizes or list(self.capture_sizes) != sorted(set(self.capture_sizes)):
+            raise ConfigError(
+                f"capture sizes {list(self.capture_sizes)} are not ascending and distinct",
+                "list each size once, the smallest first",
+            )
+
+    @classmethod
+    def default(
+        cls, *, max_num_seqs: int, num_speculative_tokens: int, max_num_batched_tokens: int, context_len: int
+    ) -> ProfilePlan:
+        """The sizes that vLLM captures for these limits."""
+        return cls(
+            max_num_seqs=max_num_seqs,
+            num_speculative_tokens=num_speculative_tokens,
+            max_num_batched_tokens=max_num_batched_tokens,
+            context_len=context_len,
+            capture_sizes=default_capture_sizes(
+                max_num_seqs, num_speculative_tokens, max_num_batched_tokens=max_num_batched_tokens
+            ),
+        )
+
+    @property
+    def longest_query(self) -> int:
+        """The most tokens that one request brings to any point: the largest batch, spread over the most requests."""
+        largest = max(self.capture_sizes[-1], self.max_num_batched_tokens)
+        return max(1 + self.num_speculative_tokens, -(-largest // self.max_num_seqs))
+
+    @property
+    def longest_sequence(self) -> int:
+        """The most keys of one request at any point; the drafter stays within it, at K - 1 past its context."""
+        return self.context_len + self.longest_query
+
+    def points(self) -> list[MeasuredPoint]:
+        """Verify over requests and tokens, drafts over requests and k, in both modes; then the eager tail."""
+        points = []
+        for mode in ("graph", "eager"):
+            for num_reqs in request_grid(self.max_num_seqs):
+                points += [self.verify_point(mode, num_reqs, size) for size in self.verify_sizes(num_reqs)]
+                points += [self.draft_point(mode, num_reqs, k) for k in range(self.num_speculative_tokens + 1)]
+        tail = tail_sizes(self.capture_sizes[-1], self.max_num_batched_tokens)
+        return points + [self.verify_point("eager", self.max_num_seqs, size) for size in tail]
+
+    def verify_sizes(self, num_reqs: int) -> Sequence[int]:
+        """The captured sizes a batch of `num_reqs` can run at: from one token each to 1 + K each."""
+        most = num_reqs * (1 + self.num_speculative_tokens)
+        return [size for size in self.capture_sizes if num_reqs <= size <= most]
+
+    def verify_point(self, mode: Mode, num_reqs: int, num_tokens: int) -> MeasuredPoint:
+        shape = StepShape(num_reqs=num_reqs, num_tokens=num_tokens, context_len=self.context_len)
+        return MeasuredPoint(mode=mode, shape=shape)
+
+    def draft_point(self, mode: Mode, num_reqs: int, k: int) -> MeasuredPoint:
+        tokens = num_reqs * (FEED_LEN + max(0, k - 1))  # over all passes of the step
+        shape = StepShape(num_reqs=num_reqs, num_tokens=tokens, context_len=self.context_len)
+        return MeasuredPoint(mode=mode, shape=shape, k=k)

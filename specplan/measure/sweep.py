@@ -1,0 +1,191 @@
+"""The sweep: every point of a plan, visited in random order, again and again until it is known well enough.
+
+One visit times a short burst. Points are interleaved rather than finished one by one, so that a machine that drifts
+drifts under all of them alike, and so that a sweep cut short knows something of every point.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from specplan.costs.uncertainty import median_half_widths
+from specplan.errors import MeasurementError
+from specplan.files import Sample
+from specplan.measure.clock import StepTime, time_step
+from specplan.measure.grid import MeasuredPoint, ProfilePlan
+from specplan.measure.steps import ReadyStep, StepFactory
+
+__all__ = ["StoppingRule", "SweepProgress", "SweepResult", "sweep"]
+
+StopReason = Literal["converged", "cap", "time-budget", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingRule:
+    """A point is done when its median is known, or has cost enough.
+
+    Known: at least `min_repetitions` and `min_busy_s`, and a 95% half-width of the median (bootstrap) of at most
+    `half_width` of it. Enough: `max_busy_s`. `time_budget_s` ends the sweep as a whole.
+    """
+
+    min_repetitions: int = 20
+    min_busy_s: float = 0.3
+    half_width: float = 0.005
+    max_busy_s: float = 1.5
+    time_budget_s: float | None = None
+    burst: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepProgress:
+    """How far the sweep is: `fraction` is of the time budget where there is one, else of the points that are done."""
+
+    fraction: float
+    points_done: int
+    points_total: int
+    rounds: int
+    point: MeasuredPoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """Samples in the plan's order. `complete` is False if a point was never measured or the user stopped the sweep."""
+
+    samples: list[Sample]
+    complete: bool
+
+
+@dataclass(slots=True)
+class Series:
+    """What is known of one point so far."""
+
+    point: MeasuredPoint
+    step: ReadyStep | None = None
+    warm_up: list[StepTime] = field(default_factory=list)
+    repetitions: list[StepTime] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+
+    @property
+    def priced_ms(self) -> list[float]:
+        """A captured drafter is priced by the device's own interval: its output stays there. All else by the wall."""
+        return [price_ms(self.point, time) for time in self.repetitions]
+
+
+@torch.inference_mode()
+def sweep(
+    factory: StepFactory,
+    plan: ProfilePlan,
+    rule: StoppingRule,
+    *,
+    seed: int = 0,
+    on_progress: Callable[[SweepProgress], None] = lambda progress: None,
+) -> SweepResult:
+    """Measures every point of the plan. Ctrl-C ends it early and keeps what is done.
+
+    Raises MeasurementError if nothing at all was measured.
+    """
+    all_series = [Series(point) for point in plan.points()]
+    start_s = time.monotonic()
+    rounds = 0
+
+    def out_of_time() -> bool:
+        return rule.time_budget_s is not None and time.monotonic() - start_s >= rule.time_budget_s
+
+    interrupted = False
+    try:
+        make_steps(factory, all_series)
+        for rounds, series in visits(all_series, seed):
+            if out_of_time():
+                break
+            visit(series, rule, factory.device)
+            on_progress(sweep_progress(all_series, rule, series.point, rounds, time.monotonic() - start_s))
+    except KeyboardInterrupt:
+        interrupted = True
+    for series in all_series:
+        series.stop_reason = series.stop_reason or ("interrupted" if interrupted else "time-budget")
+    samples = [sample_of(series) for series in all_series if series.repetitions]
+    if not samples:
+        raise MeasurementError(
+            "the sweep ended before its first point was measured", "give it more time, or fewer requests to measure"
+        )
+    return SweepResult(samples=samples, complete=not interrupted and len(samples) == len(all_series))
+
+
+def make_steps(factory: StepFactory, all_series: list[Series]) -> None:
+    """Readies every step before anything is timed, the largest first, so that smaller graphs fit in its memory."""
+    for series in sorted(all_series, key=lambda series: -series.point.shape.num_tokens):
+        series.step = factory.make(series.point)
+
+
+def visits(all_series: list[Series], seed: int) -> Iterator[tuple[int, Series]]:
+    """(round, point) in a new random order each round, passing over points that are done, until all are."""
+    order = random.Random(seed)
+    rounds = 0
+    while pending := [series for series in all_series if series.stop_reason is None]:
+        rounds += 1
+        order.shuffle(pending)
+        for series in pending:
+            yield rounds, series
+
+
+def visit(series: Series, rule: StoppingRule, device: torch.device) -> None:
+    """One burst at a point. Its first run finds caches that another shape has filled, so it counts as warm-up."""
+    assert series.step is not None
+    series.warm_up.append(time_step(series.step.run, device))
+    series.repetitions += [time_step(series.step.run, device) for _ in range(rule.burst)]
+    busy_s = sum(time.wall_ms for time in series.repetitions) / 1e3
+    if len(series.repetitions) >= rule.min_repetitions and busy_s >= rule.min_busy_s:
+        priced_ms = np.array(series.priced_ms)
+        if median_half_widths([priced_ms])[0] <= rule.half_width * np.median(priced_ms):
+            series.stop_reason = "converged"
+        elif busy_s >= rule.max_busy_s:
+            series.stop_reason = "cap"
+
+
+def sweep_progress(
+    all_series: list[Series], rule: StoppingRule, point: MeasuredPoint, rounds: int, elapsed_s: float
+) -> SweepProgress:
+    done = sum(series.stop_reason is not None for series in all_series)
+    of_points = done / len(all_series)
+    of_time = elapsed_s / rule.time_budget_s if rule.time_budget_s else 0.0
+    return SweepProgress(
+        fraction=min(1.0, max(of_points, of_time)),
+        points_done=done,
+        points_total=len(all_series),
+        rounds=rounds,
+        point=point,
+    )
+
+
+def price_ms(point: MeasuredPoint, time: StepTime) -> float:
+    if point.k is not None and point.mode == "graph" and time.device_ms is not None:
+        return time.device_ms
+    return time.wall_ms
+
+
+def sample_of(series: Series) -> Sample:
+    point, step = series.point, series.step
+    assert step is not None
+    assert series.stop_reason is not None
+    return Sample(
+        model="verify" if point.k is None else "draft",
+        mode=point.mode,
+        layout=point.shape.layout,
+        num_reqs=point.shape.num_reqs,
+        num_tokens=point.shape.num_tokens,
+        executed_num_reqs=step.executed_num_reqs,
+        executed_num_tokens=step.executed_num_tokens,
+        k=point.k,
+        context_len=point.shape.context_len,
+        warmup_ms=[price_ms(point, time) for time in series.warm_up],
+        repetitions_ms=series.priced_ms,
+        device_ms=[time.device_ms for time in series.repetitions if time.device_ms is not None],
+        stop_reason=series.stop_reason,
+    )

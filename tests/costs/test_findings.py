@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specplan.costs import build_cost_tables, tables_from_profile
+from specplan.costs.findings import judge_profile
+from specplan.files import CostTables, Finding, Profile, Sample
+
+MakeProfile = Callable[..., Profile]
+MakeSample = Callable[..., Sample]
+
+
+def build(verify: Sequence[tuple[int, float]], **changes: Any) -> CostTables:
+    options: dict[str, Any] = {"max_num_reqs": 4, "max_num_tokens": max(size for size, _ in verify), "capture_limit": 8}
+    return build_cost_tables([(1, 1.0), (4, 2.0)], verify, **{**options, **changes})
+
+
+def only(tables: CostTables) -> Finding:
+    (finding,) = tables.findings
+    assert "\n" not in finding.message + finding.hint
+    assert finding.hint
+    return finding
+
+
+def test_a_plain_curve_has_none() -> None:
+    assert build([(1, 1.0), (4, 1.5), (8, 3.0)]).findings == []
+
+
+def test_flat() -> None:
+    finding = only(build([(1, 1.0), (4, 1.01), (8, 1.02)]))
+    assert (finding.code, finding.severity) == ("flat-verify", "warning")
+    assert finding.message == "verify costs rise 2.0% from 1 to 8 tokens: verify-all is all it can say"
+
+
+def test_one_point() -> None:
+    finding = only(build([(8, 1.0)]))
+    assert (finding.code, finding.message) == ("one-point-curve", "one verify size (8 tokens) prices every step")
+
+
+def test_one_point_at_one_is_all_there_is_to_measure() -> None:
+    tables = build_cost_tables([(1, 1.0)], [(1, 1.0), (8, 2.0)], max_num_reqs=1, max_num_tokens=8, capture_limit=8)
+    assert tables.findings == []
+
+
+def test_non_monotone_names_the_worst_fall() -> None:
+    finding = only(build([(1, 2.0), (2, 1.9), (4, 1.5), (8, 3.0)]))
+    assert (finding.code, finding.place) == ("non-monotone", "verify, 2 to 4 tokens")
+    assert finding.message == "verify costs fall at 2 of 3 neighbouring sizes, at most by 21.1%"
+
+
+def test_a_fall_within_noise_is_none() -> None:
+    assert build([(1, 2.0), (4, 1.99), (8, 3.0)]).findings == []
+
+
+def test_a_fall_within_its_intervals_is_none(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    def profile(spread: float) -> Profile:
+        dip = make_sample("verify", "graph", 4, 16, None, 128, np.linspace(3.3 - spread, 3.3 + spread, 20).tolist())
+        return make_profile(keep=lambda s: not (s.mode == "graph" and s.num_tokens == 16), extra=[dip])
+
+    assert "non-monotone" in {f.code for f in tables_from_profile(profile(0.01)).findings}
+    assert "non-monotone" not in {f.code for f in tables_from_profile(profile(1.5)).findings}
+
+
+def test_extrapolated() -> None:
+    finding = only(build([(1, 1.0), (8, 3.0)], max_num_tokens=10))
+    assert finding.code == "extrapolated"
+    assert finding.message == "verify costs past 8 tokens (to 10) were not measured: continued along the last slope"
+    assert finding.hint == "measure up to 10 tokens, or plan for at most 8"
+
+
+@pytest.mark.parametrize("monotone", ["running-max", "none"])
+def test_held_where_the_last_slope_falls(monotone: str) -> None:
+    tables = build([(1, 1.0), (4, 5.0), (8, 3.0)], max_num_tokens=10, monotone=monotone)
+    assert [finding.code for finding in tables.findings] == ["non-monotone", "extrapolation-held"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({}, None, ""),
+        ({"complete": False}, "incomplete-profile", "the sweep was stopped before its end"),
+        ({"keep": lambda s: s.num_tokens != 8}, "incomplete-profile", "1 of 5 capture sizes were not measured"),
+        (
+            {"keep": lambda s: s.k is None or s.mode == "eager"},
+            "eager-draft",
+            "drafting was measured eagerly only, which inflates it where serving replays graphs",
+        ),
+        ({"repetitions": lambda ms: [ms] * 4}, "few-repetitions", "66 of 66 samples have fewer than 5 repetitions"),
+        (
+            {"repetitions": lambda ms: [ms, ms, 1.5 * ms, 1.5 * ms, 1.5 * ms]},
+            "wide-spread",
+            "66 of 66 samples spread over 10% (interquartile), at most 33%",
+        ),
+    ],
+)
+def test_profiles(make_profile: MakeProfile, changes: dict[str, Any], code: str | None, message: str) -> None:
+    findings = {finding.code: finding.message for finding in judge_profile(make_profile(contexts=[0, 128], **changes))}
+    assert findings == ({code: message} if code else {})
+
+
+def test_contexts(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    (one,) = judge_profile(make_profile())
+    assert (one.code, one.severity) == ("one-context", "note")
+    elsewhere = make_sample("draft", "graph", 1, 1, 0, 512, [1.0] * 6)
+    (pooled,) = judge_profile(make_profile(contexts=[0, 128], extra=[elsewhere]))
+    assert (pooled.code, pooled.message) == (
+        "draft-contexts-pooled",
+        "draft costs of 2 contexts (0 to 512 tokens) count as one",
+    )

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specplan.costs import tables_from_profile
+from specplan.errors import ConfigError, CoverageError
+from specplan.files import CostTables, Profile, Sample
+
+MakeProfile = Callable[..., Profile]
+MakeSample = Callable[..., Sample]
+
+
+def codes(tables: CostTables) -> list[str]:
+    return [finding.code for finding in tables.findings]
+
+
+def test_axes_and_header(make_profile: MakeProfile) -> None:
+    profile = make_profile(contexts=[0, 128])
+    tables = tables_from_profile(profile)
+    assert (tables.contexts, tables.num_reqs, tables.draft_ks) == ([0, 128], [1, 2, 4], [0, 1, 2, 3])
+    assert (tables.max_num_tokens, tables.max_num_reqs) == (48, 4)
+    assert (tables.capture_sizes, tables.capture_limit) == ([1, 2, 4, 8, 16], 16)
+    assert tables.profile_digest == profile.digest()
+    assert tables.environment == profile.environment
+    assert tables.num_speculative_tokens == 3
+
+
+def test_measured_cells_are_the_medians(make_profile: MakeProfile) -> None:
+    tables = tables_from_profile(make_profile(repetitions=lambda ms: [ms - 0.01, ms, ms + 0.5]))
+    for n, sizes in ((1, [1, 2, 4]), (2, [2, 4, 8]), (4, [4, 8, 16])):
+        row = tables.verify_row(n, 128)
+        assert row[sizes].tolist() == [1.0 + 0.125 * t + 0.25 * n + 0.5 for t in sizes]
+        assert set(tables.verify_sources(n, 128)[sizes]) == {"m"}
+
+
+def test_padded_up_to_the_limit_and_smooth_above(make_profile: MakeProfile) -> None:
+    row = tables_from_profile(make_profile()).verify_row(4, 128)
+    assert row[[9, 12, 15]].tolist() == [row[16]] * 3
+    assert row[[17, 20, 23]].tolist() == [row[24]] * 3  # up to the first eager size, its cost
+    assert row[28] == (row[24] + row[32]) / 2
+    sources = "".join(tables_from_profile(make_profile()).verify_sources(4, 128))
+    assert sources[4:17] == "mpppmpppppppm"
+    assert sources[17:25] == "iiiiiiim"
+
+
+def test_between_measured_requests(make_profile: MakeProfile) -> None:
+    tables = tables_from_profile(make_profile())
+    assert tables.verify_row(3, 128)[4] == 1.0 + 0.5 + 0.75 + 0.5
+    assert tables.verify_sources(3, 128)[4] == "i"
+
+
+def test_a_size_no_batch_so_small_was_measured_at_is_held_and_says_so(make_profile: MakeProfile) -> None:
+    tables = tables_from_profile(make_profile())
+    assert tables.verify_row(1, 128)[48] == tables.verify_row(4, 128)[48]
+    assert tables.verify_sources(1, 128)[[8, 16, 48]].tolist() == ["x", "x", "x"]
+    assert tables.verify_sources(4, 128)[48] == "m"
+
+
+def test_a_hole_in_the_requests_is_filled_from_both_sides(make_profile: MakeProfile) -> None:
+    whole = tables_from_profile(make_profile())
+    holed = tables_from_profile(
+        make_profile(keep=lambda s: not (s.num_reqs == 2 and s.num_tokens == 4 and s.k is None))
+    )
+    assert holed.verify_row(2, 128).tolist() == whole.verify_row(2, 128).tolist()  # costs are linear in requests
+    assert whole.verify_sources(2, 128)[3:5].tolist() == ["p", "m"]
+    assert holed.verify_sources(2, 128)[3:5].tolist() == ["i", "i"]
+
+
+def test_between_contexts(make_profile: MakeProfile) -> None:
+    tables = tables_from_profile(make_profile(contexts=[0, 128]))
+    assert tables.verify_row(4, 64)[16] == 1.0 + 2.0 + 1.0 + 0.25
+    assert "one-context" not in codes(tables)
+    assert "one-context" in codes(tables_from_profile(make_profile()))
+
+
+def test_the_draft_is_priced_by_graphs_alone(make_profile: MakeProfile) -> None:
+    tables = tables_from_profile(make_profile())
+    assert tables.draft_row(0).tolist() == [0.375, 0.375, 0.5, 0.75, 0.75]
+    assert tables.draft_row(3)[1] == 0.25 + 1.5 + 0.125
+    assert tables.draft_capture_limit is None
+    assert ["".join("mpix"[s] for s in row) for row in tables.draft_source] == ["mmmpm"] * 4
+
+
+def test_an_eager_draft_does_not_pad_and_is_a_finding(make_profile: MakeProfile) -> None:
+    tables = tables_from_profile(make_profile(keep=lambda s: s.model == "verify" or s.mode == "eager"))
+    assert tables.draft_row(0)[3] == 9.0 + 0.25 + 0.375
+    assert tables.draft_capture_limit == 0
+    assert "eager-draft" in codes(tables)
+
+
+def test_a_k_that_was_not_measured_lies_between_its_neighbours(make_profile: MakeProfile) -> None:
+    tables = tables_from_profile(make_profile(keep=lambda s: s.k != 2))
+    assert tables.draft_ks == [0, 1, 3]
+    assert tables.draft_row(2)[1] == 0.25 + 1.0 + 0.125
+
+
+def test_no_draft_is_free(make_profile: MakeProfile) -> None:
+    tables = tables_from_profile(make_profile(draft=None, keep=lambda s: s.model == "verify"))
+    assert tables.draft_ms.tolist() == [0.0] * 5
+    assert "free-drafter" in codes(tables)
+
+
+def test_narrower_and_longer_than_the_profile(make_profile: MakeProfile) -> None:
+    tables = tables_from_profile(make_profile(), max_num_reqs=3, max_num_tokens=64)
+    assert tables.num_reqs == [1, 2, 3]
+    assert tables.max_num_reqs == 3
+    assert tables.verify_row(3, 128)[4] == 1.0 + 0.5 + 0.75 + 0.5
+    assert tables.verify_row(3, 128)[64] == 1.0 + 8.0 + 1.0 + 0.5 + 4.0
+    assert "extrapolated" in codes(tables)
+
+
+def test_running_max_lifts_a_dip(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    dip = [make_sample("verify", "graph", 4, 16, None, 128, [0.5] * 6)]
+    profile = make_profile(keep=lambda s: not (s.mode == "graph" and s.num_tokens == 16), extra=dip)
+    eight = 1.0 + 1.0 + 1.0 + 0.5
+    assert tables_from_profile(profile).verify_row(4, 128)[[8, 16]].tolist() == [eight, eight]
+    assert tables_from_profile(profile, monotone="none").verify_row(4, 128)[[8, 16]].tolist() == [eight, 0.5]
+    assert tables_from_profile(profile, monotone="pad-up").verify_row(4, 128)[[8, 16]].tolist() == [0.5, 0.5]
+    assert "non-monotone" in codes(tables_from_profile(profile, monotone="pad-up"))
+
+
+def test_uncertainty_reaches_the_cells(make_profile: MakeProfile) -> None:
+    rng = np.random.default_rng(0)
+    exact = tables_from_profile(make_profile())
+    noisy = tables_from_profile(make_profile(repetitions=lambda ms: (ms * rng.lognormal(0, 0.02, 50)).tolist()))
+    assert exact.verify_ci_ms is not None
+    assert noisy.verify_ci_ms is not None
+    assert noisy.draft_ci_ms is not None
+    assert np.all(exact.verify_ci_ms == 0)
+    assert np.all(noisy.verify_ci_ms > 0)
+    assert np.all(noisy.draft_ci_ms > 0)
+    assert np.median(noisy.verify_ci_ms / noisy.verify_table_ms) < 0.02
+
+
+def test_held_out_error(make_profile: MakeProfile) -> None:
+    error = tables_from_profile(make_profile()).error
+    assert error.captured is not None
+    assert error.smooth is not None
+    assert error.draft is not None
+    assert (error.captured.mape, error.captured.points) == (0.0, 9)
+    assert (error.smooth.mape, error.smooth.points) == (pytest.approx(0, abs=1e-12), 1)
+    assert (error.draft.mape, error.draft.points) == (0.0, 12)
+    # Odd repetitions 10% dearer than even ones: the tables overstate by that.
+    biased = tables_from_profile(make_profile(repetitions=lambda ms: [1.1 * ms, ms] * 3)).error
+    assert biased.captured is not None
+    assert biased.captured.bias == pytest.approx(0.1)
+    assert tables_from_profile(make_profile(repetitions=lambda ms: [ms])).error.captured is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"keep": lambda s: s.model == "draft" or s.mode == "eager"},
+            CoverageError,
+            "the profile names 5 capture sizes and has no graph samples of the verify pass",
+        ),
+        (
+            {"keep": lambda s: False, "capture_sizes": []},
+            CoverageError,
+            "the profile has no samples of the verify pass",
+        ),
+        (
+            {"keep": lambda s: s.model == "verify"},
+            CoverageError,
+            "the profile names a draft (draft) and has no draft samples",
+        ),
+    ],
+)
+def test_a_profile_that_lacks_what_tables_need(
+    make_profile: MakeProfile, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as raised:
+        tables_from_profile(make_profile(**changes))
+    assert str(raised.value) == message
+
+
+def test_asked_for_more_than_was_measured(make_profile: MakeProfile) -> None:
+    with pytest.raises(CoverageError, match="tables for 5 requests: the profile measured verify passes of at most 4"):
+        tables_from_profile(make_profile(), max_num_reqs=5)
+    with pytest.raises(ConfigError, match="monotone: expected one of"):
+        tables_from_profile(make_profile(), monotone="up")  # type: ignore[arg-type]
+
+
+def test_an_interrupted_profile_prices_what_it_has(make_profile: MakeProfile) -> None:
+    profile = make_profile(keep=lambda s: s.num_tokens != 16 and (s.k is None or s.num_reqs < 4), complete=False)
+    tables = tables_from_profile(profile)
+    assert (tables.capture_sizes, tables.capture_limit) == ([1, 2, 4, 8], 8)
+    assert tables.verify_row(4, 128)[16] == tables.verify_row(4, 128)[24]
+    finding = next(finding for finding in tables.findings if finding.code == "incomplete-profile")
+    assert finding.message == "the sweep was stopped before its end; 1 of 5 capture sizes were not measured"
+    assert [f.code for f in tables.findings if f.place == "draft"] == ["extrapolated"]
+
+
+def test_nothing_captured_is_smooth(make_profile: MakeProfile) -> None:
+    profile = make_profile(capture_sizes=[], keep=lambda s: s.mode == "eager")
+    tables = tables_from_profile(profile)
+    row = tables.verify_row(4, 128)
+    assert (tables.capture_limit, row[12]) == (0, (row[8] + row[16]) / 2)
+    assert "eager-draft" not in codes(tables)
+
+
+def test_round_trip(make_profile: MakeProfile, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    profile = make_profile(contexts=[0, 128], repetitions=lambda ms: (ms * rng.lognormal(0, 0.02, 9)).tolist())
+    profile.write(tmp_path / "profile.json")
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    tables_from_profile(profile).write(first)
+    tables_from_profile(Profile.read(tmp_path / "profile.json")).write(second)
+    assert first.read_bytes() == second.read_bytes()
+    again = CostTables.read(first)
+    assert np.array_equal(again.verify_table_ms, tables_from_profile(profile).verify_table_ms)

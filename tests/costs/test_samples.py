@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from specplan.costs.samples import draft_points, fill_sheet, verify_points
+from specplan.errors import ConfigError
+from specplan.files import Profile, Sample
+from specplan.files.tables import Source
+
+MakeProfile = Callable[..., Profile]
+MakeSample = Callable[..., Sample]
+
+
+def test_verify_points_run_in_the_mode_a_step_of_that_size_would(make_profile: MakeProfile) -> None:
+    points = verify_points(make_profile())
+    at = dict(zip(zip(points.row.tolist(), points.size.tolist(), strict=True), points.median_ms.tolist(), strict=True))
+    assert at[4, 16] == 1.0 + 2.0 + 1.0 + 0.5  # graph, not the eager one 4 ms above it
+    assert at[4, 24] == 1.0 + 3.0 + 1.0 + 0.5 + 4.0
+    assert sorted(size for row, size in at if row == 1) == [1, 2, 4]
+
+
+def test_draft_points_are_graphs_where_there_are_any(make_profile: MakeProfile) -> None:
+    assert draft_points(make_profile()).median_ms.max() < 9.0
+    eager = draft_points(make_profile(keep=lambda sample: sample.model == "verify" or sample.mode == "eager"))
+    assert eager.median_ms.min() > 9.0
+
+
+def test_padding_counts_by_what_ran(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    ragged = msgspec.structs.replace(
+        make_sample("verify", "graph", 3, 5, None, 128, [7.0]), executed_num_reqs=4, executed_num_tokens=8
+    )
+    points = verify_points(make_profile(keep=lambda sample: False, extra=[ragged]))
+    assert (points.row.tolist(), points.size.tolist()) == ([3], [8])
+
+
+def test_a_shape_measured_again_has_all_its_repetitions(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    again = [make_sample("verify", "graph", 1, 1, None, 128, values) for values in ([1.0, 2.0], [9.0])]
+    points = verify_points(make_profile(keep=lambda sample: False, extra=again))
+    assert [values.tolist() for values in points.repetitions_ms] == [[1.0, 2.0, 9.0]]
+    assert points.median_ms.tolist() == [2.0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_bad_repetition_is_named(make_profile: MakeProfile, make_sample: MakeSample, bad: float) -> None:
+    profile = make_profile(
+        keep=lambda sample: False, extra=[make_sample("verify", "graph", 1, 1, None, 128, [1.0, bad])]
+    )
+    with pytest.raises(ConfigError) as raised:
+        verify_points(profile)
+    assert raised.value.message == (
+        f"profile: $.samples[0].repetitions_ms[1]: expected a positive finite number of milliseconds, got {bad}"
+    )
+
+
+def test_fill() -> None:
+    sheet = fill_sheet(
+        np.array([4, 2, 4, 8]),
+        np.array([8, 8, 16, 16]),
+        np.array([3.0, 2.0, 5.0, 9.0]),
+        np.array([0.3, 0.2, 0.5, 0.9]),
+        rows=np.array([1, 2, 3, 4, 6, 8]),
+    )
+    assert sheet.sizes.tolist() == [8, 16]
+    assert sheet.ms.T.tolist() == [[2.0, 2.0, 2.5, 3.0, 3.0, 3.0], [5.0, 5.0, 5.0, 5.0, 7.0, 9.0]]
+    assert sheet.ci_ms[4].tolist() == [0.3, pytest.approx(0.7)]
+    m, i, x = Source.MEASURED, Source.INTERPOLATED, Source.EXTRAPOLATED
+    assert sheet.source.T.tolist() == [[x, m, i, m, x, x], [x, x, x, m, i, m]]

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specplan.errors import CoverageError, FileError
+from specplan.files import CostTables, Finding, HeldOutError, RegionError
+
+POSITIVE = "expected a positive finite number of milliseconds"
+NON_NEGATIVE = "expected a non-negative finite number of milliseconds"
+
+
+def tables(**changes: Any) -> CostTables:
+    """Contexts 0 and 100, requests 2 and 4, up to 3 tokens; k 0 and 2, up to 4 requests."""
+    fields: dict[str, Any] = {
+        "specplan_version": "0.1.0",
+        "source": "measured",
+        "environment": None,
+        "profile_digest": "00",
+        "num_speculative_tokens": 2,
+        "capture_sizes": [1, 2],
+        "capture_limit": 2,
+        "draft_capture_limit": None,
+        "monotone": "running-max",
+        "overhead_ms": 0.25,
+        "error": HeldOutError(
+            captured=RegionError(method="split-half", mape=0.01, p95=0.02, bias=-0.005, points=4),
+            smooth=None,
+            draft=None,
+        ),
+        "findings": [Finding(code="c", severity="note", place="p", message="m", hint="h")],
+        "contexts": [0, 100],
+        "num_reqs": [2, 4],
+        "verify_table_ms": np.array(
+            [[[1.0, 1.0, 2.0, 3.0], [3.0, 3.0, 4.0, 5.0]], [[5.0, 5.0, 6.0, 7.0], [7.0, 7.0, 8.0, 9.0]]]
+        ),
+        "verify_source": np.array([[[0, 0, 0, 3], [0, 0, 1, 3]], [[0, 0, 0, 3], [0, 2, 0, 0]]], dtype=np.uint8),
+        "verify_ci_ms": np.full((2, 2, 4), 0.125),
+        "draft_ks": [0, 2],
+        "draft_table_ms": np.array([[0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 2.0, 2.0]]),
+        "draft_source": np.zeros((2, 5), dtype=np.uint8),
+        "draft_ci_ms": None,
+    }
+    return CostTables(**{**fields, **changes})
+
+
+def test_shape() -> None:
+    assert (tables().max_num_tokens, tables().max_num_reqs) == (3, 4)
+    assert tables().verify_ms.tolist() == [7.0, 7.0, 8.0, 9.0]
+    assert tables().draft_ms.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("num_reqs", "context_len", "row", "sources"),
+    [
+        (2, 0, [1.0, 1.0, 2.0, 3.0], "mmmx"),  # on both axes
+        (1, 0, [1.0, 1.0, 2.0, 3.0], "mmmx"),  # fewer requests than measured: held
+        (4, 1000, [7.0, 7.0, 8.0, 9.0], "mimm"),  # longer context than measured: held
+        (3, 0, [2.0, 2.0, 3.0, 4.0], "iiix"),  # halfway over requests
+        (2, 25, [2.0, 2.0, 3.0, 4.0], "iiix"),  # a quarter over context
+        (3, 50, [4.0, 4.0, 5.0, 6.0], "iiix"),  # over both
+    ],
+)
+def test_verify_rows(num_reqs: int, context_len: float, row: list[float], sources: str) -> None:
+    assert tables().verify_row(num_reqs, context_len).tolist() == row
+    assert "".join(tables().verify_sources(num_reqs, context_len)) == sources
+
+
+@given(num_reqs=st.integers(1, 4), context_len=st.floats(0, 200))
+def test_a_blend_of_non_decreasing_rows_never_falls(num_reqs: int, context_len: float) -> None:
+    rng = np.random.default_rng(num_reqs)
+    random = tables(verify_table_ms=np.maximum.accumulate(rng.uniform(1, 1.0001, (2, 2, 4)), -1))
+    assert np.all(np.diff(random.verify_row(num_reqs, context_len)) >= 0)
+
+
+def test_draft_rows() -> None:
+    assert tables().draft_row(0).tolist() == [0.0] * 5
+    assert tables().draft_row(1).tolist() == [0.5, 0.5, 0.5, 1.0, 1.0]
+    assert tables().draft_row(2).tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]
+
+
+def test_one_draft_row_holds_for_every_k() -> None:
+    one = tables(draft_ks=None, draft_table_ms=np.ones((1, 5)), draft_source=np.zeros((1, 5), dtype=np.uint8))
+    assert one.draft_row(0).tolist() == one.draft_row(9).tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda t: t.verify_row(0, 0), "no cost for a step of 0 requests: these tables cover 1 to 4"),
+        (lambda t: t.verify_sources(5, 0), "no cost for a step of 5 requests: these tables cover 1 to 4"),
+        (lambda t: t.verify_row(1, -1), "no cost at context -1: expected 0 or more"),
+        (lambda t: t.verify_row(1, float("nan")), "no cost at context nan: expected 0 or more"),
+        (lambda t: t.draft_row(3), "no draft cost for k = 3: k from 0 to 2 was measured"),
+        (lambda t: t.draft_row(-1), "a draft of -1 tokens per request: expected 0 or more"),
+    ],
+)
+def test_outside_what_was_measured(ask: Callable[[CostTables], object], message: str) -> None:
+    with pytest.raises(CoverageError) as raised:
+        ask(tables())
+    assert raised.value.message == message
+    assert raised.value.hint
+
+
+def test_rows_are_the_callers_own_and_tables_are_frozen() -> None:
+    frozen = tables()
+    frozen.draft_row(0)[:] = 9.0
+    frozen.verify_row(2, 0)[:] = 9.0
+    assert frozen.draft_row(0)[1] == 0.0
+    assert frozen.verify_row(2, 0)[1] == 1.0
+    with pytest.raises(ValueError, match="read-only"):
+        frozen.verify_ms[0] = 1.0
+
+
+def test_round_trip_is_exact_and_deterministic(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    tables(overhead_ms=0.1).write(first)
+    again = CostTables.read(first)
+    again.write(second)
+    assert first.read_bytes() == second.read_bytes()
+    assert np.array_equal(again.verify_table_ms, tables().verify_table_ms)
+    assert np.array_equal(again.verify_source, tables().verify_source)
+    assert again.verify_source.dtype == np.uint8
+    assert again.draft_ci_ms is None
+    assert again.error == tables().error
+    assert again.findings == tables().findings
+
+
+def test_the_file_says_what_its_letters_mean(tmp_path: Path) -> None:
+    path = tmp_path / "tables.json"
+    tables().write(path)
+    content = json.loads(path.read_text())
+    assert content["legend"] == {"m": "measured", "p": "padded", "i": "interpolated", "x": "extrapolated"}
+    assert content["verify_source"] == [["mmmx", "mmpx"], ["mmmx", "mimm"]]
+    assert content["draft_ms"][1] == [1.0, 1.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("verify_ms", 0, 1, 2), float("nan"), "$.verify_ms[0][1][2]: expected a finite number, got nan"),
+        (("verify_ms", 0, 1, 2), -1.0, f"$.verify_ms[0][1][2]: {POSITIVE}, got -1.0"),
+        (("verify_ms", 0, 1, 2), 0, f"$.verify_ms[0][1][2]: {POSITIVE}, got 0.0"),
+        (("verify_ms", 0, 1, 2), None, "$.verify_ms[0][1][2]: expected float, got null"),
+        (("verify_ms", 0, 1), [1.0, 2.0], "$.verify_ms[0][1]: expected 4 entries as in [0], got 2"),
+        (("verify_ms", 0, 1), 2.0, "$.verify_ms[0][1]: expected array, got float"),
+        (("verify_ms",), [], "$.verify_ms: expected shape [2, 2] and two or more cells a row, got [0]"),
+        (("verify_source", 1, 0), "mmqm", "$.verify_source[1][0][2]: expected one of m, p, i, x, got 'q'"),
+        (("verify_source", 1, 0), 3, "$.verify_source[1][0]: expected str, got int"),
+        (("verify_source",), 3, "$.verify_source: expected str, got int"),
+        (("verify_ci_ms", 0, 0, 0), -1, f"$.verify_ci_ms[0][0][0]: {NON_NEGATIVE}, got -1.0"),
+        (("draft_ms", 1, 3), -0.5, f"$.draft_ms[1][3]: {NON_NEGATIVE}, got -0.5"),
+        (("draft_ci_ms",), [[1.0]], "$.draft_ci_ms: expected shape [2, 5], got [1, 1]"),
+        (("draft_ks",), [0, 1, 2], "$.draft_ms: expected shape [3] and two or more cells a row, got [2, 5]"),
+        (("num_reqs",), [4, 2], "$.num_reqs[1]: expected at least 5, got 2"),
+        (("contexts",), [], "$.contexts: expected at least one entry, got none"),
+        (("capture_limit",), 4, "$.capture_limit: expected the largest capture size (2), got 4"),
+        (("overhead_ms",), -0.5, "$.overhead_ms: expected float >= 0.0, got -0.5"),
+        (("monotone",), "up", "$.monotone: invalid enum value 'up'"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_the_place(
+    tmp_path: Path, path: tuple[Any, ...], value: object, message: str
+) -> None:
+    file = tmp_path / "tables.json"
+    tables().write(file)
+    content = json.loads(file.read_text())
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(FileError) as raised:
+        CostTables.read(file)
+    assert raised.value.message == f"{file}: {message}"

@@ -1,0 +1,108 @@
+"""The CUDA path against the CPU's: attention, capture and replay, timing, a whole profile."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from specplan.engine import VerifyPass
+from specplan.measure import ProfilePlan, StoppingRule, profile_pair
+from specplan.measure.clock import time_step
+from specplan.measure.steps import StepFactory, capture
+from specplan.models import Decoder, DecoderConfig, KVCache, LoadedModel, RaggedBatch, cached_attention
+
+pytestmark = pytest.mark.gpu
+
+CONFIG = DecoderConfig(
+    model_type="llama",
+    vocab_size=512,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=1024,
+)
+
+
+def make_decoder(device: torch.device, dtype: torch.dtype) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(CONFIG).requires_grad_(False).eval().to(device=device, dtype=dtype)
+
+
+def run_ragged(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Logits of a ragged prefill and a ragged, padded verify pass, as float32 on the host."""
+    decoder = make_decoder(device, dtype)
+    cache = KVCache(CONFIG, num_rows=3, max_len=256, device=device, dtype=dtype)
+    ids = torch.randint(CONFIG.vocab_size, (200,), generator=torch.Generator().manual_seed(1)).to(device)
+    logits = []
+    contexts = [0, 0, 0]
+    for lens, padding in (([40, 1, 7], 0), ([1, 8, 3], 4)):
+        batch = RaggedBatch(lens, contexts, cache=cache, padded_tokens=sum(lens) + padding)
+        tokens = ids[: sum(lens) + padding]
+        hidden = decoder(tokens, batch.positions, cached_attention(batch, cache))
+        logits.append(decoder.logits(hidden)[: sum(lens)].float().cpu())
+        contexts = [start + length for start, length in zip(contexts, lens, strict=True)]
+    return torch.cat(logits)
+
+
+@torch.inference_mode()
+def test_variable_length_attention_says_what_the_padded_one_says(cuda: torch.device) -> None:
+    expected = run_ragged(torch.device("cpu"), torch.float32)
+    got = run_ragged(cuda, torch.bfloat16)
+    # bfloat16 keeps 8 bits: a few percent of the logits' spread, over two layers.
+    torch.testing.assert_close(got, expected, atol=0.05 * float(expected.std()) + 0.02, rtol=0.05)
+
+
+@torch.inference_mode()
+def test_a_replay_reads_what_is_in_its_buffers_now(cuda: torch.device) -> None:
+    decoder = make_decoder(cuda, torch.bfloat16)
+    cache = KVCache(CONFIG, num_rows=4, max_len=256, device=cuda, dtype=torch.bfloat16)
+    cache.keys.normal_()
+    cache.values.normal_()
+    verify = VerifyPass(decoder, cache, query_lens=[8, 3, 1, 4], context_lens=[50, 7, 100, 9], padded_tokens=24)
+    buffer = torch.randint(CONFIG.vocab_size, (24,), device=cuda)
+    for _ in range(3):
+        verify.run(buffer)
+    replay = capture(lambda: verify.run(buffer)[1], torch.cuda.graph_pool_handle())
+    for seed in range(3):
+        torch.manual_seed(seed)
+        buffer.copy_(torch.randint(CONFIG.vocab_size, (24,), device=cuda))
+        replayed = replay().clone()
+        assert torch.equal(replayed, verify.run(buffer)[1])
+
+
+@torch.inference_mode()
+def test_events_agree_with_a_synchronised_wall_clock(cuda: torch.device) -> None:
+    plan = ProfilePlan.default(max_num_seqs=8, num_speculative_tokens=3, max_num_batched_tokens=512, context_len=128)
+    decoder = make_decoder(cuda, torch.bfloat16)
+    step = StepFactory(decoder, decoder, plan).make(plan.verify_point("graph", 8, 32))
+    device_ms = [time_step(step.run, cuda).device_ms for _ in range(100)]
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(100):
+        step.run()
+    torch.cuda.synchronize()
+    wall_ms = (time.perf_counter() - start) * 10  # per replay
+    # Back-to-back replays leave no gap, so their wall time is the device's.
+    assert sorted(device_ms)[50] == pytest.approx(wall_ms, rel=0.05)
+
+
+def test_a_profile_of_captured_and_eager_steps(cuda: torch.device, tmp_path: Path) -> None:
+    model = LoadedModel(
+        name="small",
+        folder=tmp_path,
+        decoder=make_decoder(cuda, torch.bfloat16),
+        weights="random",
+        config_sha256="0" * 64,
+    )
+    plan = ProfilePlan.default(max_num_seqs=4, num_speculative_tokens=2, max_num_batched_tokens=48, context_len=64)
+    profile = profile_pair(model, model, plan, StoppingRule(min_busy_s=0.0, time_budget_s=20))
+    assert profile.complete
+    assert profile.environment.graph_kind == "cuda-graph"
+    assert profile.environment.sm_count
+    for sample in profile.samples:
+        assert len(sample.device_ms) == len(sample.repetitions_ms)

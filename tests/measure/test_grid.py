@@ -1,0 +1,69 @@
+"""Which steps a profile measures."""
+
+from __future__ import annotations
+
+import pytest
+
+from specplan.errors import ConfigError
+from specplan.measure import MeasuredPoint, ProfilePlan
+
+
+def tiny_plan() -> ProfilePlan:
+    return ProfilePlan.default(max_num_seqs=64, num_speculative_tokens=7, max_num_batched_tokens=1024, context_len=128)
+
+
+def test_the_tiny_pairs_plan_covers_every_size_a_batch_can_reach() -> None:
+    plan = tiny_plan()
+    assert plan.capture_sizes[-1] == 512
+    for mode in ("graph", "eager"):
+        verify = {
+            (point.shape.num_reqs, point.shape.num_tokens)
+            for point in plan.points()
+            if point.mode == mode and point.k is None
+        }
+        reachable = {(n, t) for n in (1, 2, 4, 8, 16, 32, 64) for t in plan.capture_sizes if n <= t <= n * 8}
+        tail = {(64, 768), (64, 1024)} if mode == "eager" else set()
+        assert verify == reachable | tail
+        drafts = {(point.shape.num_reqs, point.k) for point in plan.points() if point.mode == mode} - {
+            (n, None) for n in (1, 2, 4, 8, 16, 32, 64)
+        }
+        assert drafts == {(n, k) for n in (1, 2, 4, 8, 16, 32, 64) for k in range(8)}
+
+
+def test_points_are_distinct_and_in_a_stable_order() -> None:
+    points = tiny_plan().points()
+    assert len(points) == len({(p.mode, p.k, p.shape.num_reqs, p.shape.num_tokens) for p in points})
+    assert points == tiny_plan().points()
+
+
+def test_a_drafters_tokens_are_those_of_all_its_passes() -> None:
+    tokens = [tiny_plan().draft_point("graph", 4, k).shape.num_tokens for k in (0, 1, 2, 7)]
+    assert tokens == [8, 8, 12, 32]
+
+
+def test_the_longest_query_holds_the_tail() -> None:
+    assert tiny_plan().longest_query == 16  # 1024 tokens over 64 requests
+    assert isinstance(tiny_plan().points()[-1], MeasuredPoint)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0, expected at least 1"),
+        ({"max_num_batched_tokens": 63}, "max_num_batched_tokens is 63, expected at least 64"),
+        ({"context_len": 1}, "context_len is 1, expected at least 2"),
+    ],
+)
+def test_impossible_limits_are_refused(change: dict[str, int], message: str) -> None:
+    limits = {"max_num_seqs": 64, "num_speculative_tokens": 7, "max_num_batched_tokens": 1024, "context_len": 128}
+    with pytest.raises(ConfigError, match=message):
+        ProfilePlan.default(**(limits | change))
+
+
+@pytest.mark.parametrize("sizes", [(), (8, 4), (4, 4)])
+def test_capture_sizes_ascend(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="ascending and distinct"):
+        ProfilePlan(
+            max_num_seqs=4, num_speculative_tokens=1, max_num_batched_tokens=8, context_len=4, capture_sizes=sizes
+        )

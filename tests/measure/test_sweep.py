@@ -1,0 +1,136 @@
+"""The sweep on real steps of a small model: what it visits, when it stops, what it keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specplan.errors import ConfigError, MeasurementError
+from specplan.files import Profile
+from specplan.measure import ProfilePlan, StoppingRule, SweepProgress, profile_pair
+from specplan.measure.clock import time_step
+from specplan.measure.environment import describe_environment, pick_device
+from specplan.measure.steps import StepFactory
+from specplan.measure.sweep import sweep
+from specplan.models import Decoder, DecoderConfig, LoadedModel
+
+CPU = torch.device("cpu")
+# Enough visits to exercise the rule, few enough to be quick.
+QUICK = StoppingRule(min_repetitions=6, min_busy_s=0.0, half_width=10.0, burst=3)
+# A rule no point can meet.
+NEVER = StoppingRule(half_width=0.0, min_busy_s=1e9, max_busy_s=1e9)
+
+
+def small_model(name: str) -> LoadedModel:
+    config = DecoderConfig(
+        model_type="llama",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    decoder = Decoder(config).requires_grad_(False).eval()
+    return LoadedModel(name=name, folder=Path(name), decoder=decoder, weights="random", config_sha256="0" * 64)
+
+
+def small_plan(**changes: int) -> ProfilePlan:
+    limits = {"max_num_seqs": 4, "num_speculative_tokens": 2, "max_num_batched_tokens": 48, "context_len": 8}
+    return ProfilePlan.default(**(limits | changes))
+
+
+def test_every_point_of_the_plan_is_in_the_profile(tmp_path: Path) -> None:
+    plan = small_plan()
+    told: list[SweepProgress] = []
+    profile = profile_pair(small_model("big"), small_model("little"), plan, QUICK, on_progress=told.append)
+    assert profile.complete
+    assert [(s.mode, s.k, s.num_reqs, s.num_tokens) for s in profile.samples] == [
+        (p.mode, p.k, p.shape.num_reqs, p.shape.num_tokens) for p in plan.points()
+    ]
+    for sample in profile.samples:
+        assert sample.stop_reason == "converged"
+        assert len(sample.repetitions_ms) == 6
+        assert len(sample.warmup_ms) == 2  # one a visit
+        assert sample.device_ms == []  # the host is the device
+    assert told[-1].fraction == 1.0
+    assert (profile.environment.graph_kind, profile.environment.device_type) == ("static", "cpu")
+    assert (profile.target.name, profile.draft and profile.draft.name) == ("big", "little")
+    profile.write(tmp_path / "profile.json")
+    assert Profile.read(tmp_path / "profile.json") == profile
+
+
+def test_a_time_budget_ends_the_sweep_with_what_it_has() -> None:
+    plan = small_plan()
+    factory = StepFactory(small_model("big").decoder, small_model("little").decoder, plan)
+    rule = StoppingRule(half_width=0.0, min_busy_s=1e9, max_busy_s=1e9, time_budget_s=1.0)
+    result = sweep(factory, plan, rule)
+    assert {sample.stop_reason for sample in result.samples} == {"time-budget"}
+
+
+def test_a_point_that_never_settles_is_capped() -> None:
+    plan = small_plan(max_num_seqs=1)
+    factory = StepFactory(small_model("big").decoder, small_model("little").decoder, plan)
+    result = sweep(factory, plan, StoppingRule(min_repetitions=5, min_busy_s=0.0, half_width=0.0, max_busy_s=0.0))
+    assert {sample.stop_reason for sample in result.samples} == {"cap"}
+
+
+def test_ctrl_c_keeps_what_is_done() -> None:
+    plan = small_plan()
+    factory = StepFactory(small_model("big").decoder, small_model("little").decoder, plan)
+    visits = 0
+
+    def interrupt(progress: SweepProgress) -> None:
+        nonlocal visits
+        visits += 1
+        if visits == 10:
+            raise KeyboardInterrupt
+
+    result = sweep(factory, plan, NEVER, on_progress=interrupt)
+    assert not result.complete
+    assert len(result.samples) == 10
+    assert {sample.stop_reason for sample in result.samples} == {"interrupted"}
+
+
+def test_a_sweep_without_a_single_point_is_an_error() -> None:
+    plan = small_plan()
+    factory = StepFactory(small_model("big").decoder, small_model("little").decoder, plan)
+    with pytest.raises(MeasurementError, match="before its first point"):
+        sweep(factory, plan, StoppingRule(time_budget_s=1e-9))
+
+
+def test_a_static_step_runs_padded_to_its_capture_size() -> None:
+    plan = small_plan()
+    factory = StepFactory(small_model("big").decoder, small_model("little").decoder, plan)
+    assert 5 not in plan.capture_sizes
+    for mode, executed in (("graph", 6), ("eager", 5)):
+        step = factory.make(plan.verify_point(mode, 4, 5))
+        assert (step.executed_num_reqs, step.executed_num_tokens) == (4, executed)
+        assert time_step(step.run, CPU).wall_ms > 0
+
+
+def test_a_plan_past_the_models_positions_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="a context of 60 and a step of up to 12 tokens per request pass the models' 64"
+    ):
+        profile_pair(small_model("big"), small_model("little"), small_plan(context_len=60), QUICK)
+
+
+def test_devices_are_named_or_refused() -> None:
+    assert pick_device("cpu") == CPU
+    for name in ("gpu", "mps", "tpu:0"):
+        with pytest.raises(ConfigError, match="unknown device"):
+            pick_device(name)
+    with pytest.raises(ConfigError, match="CUDA devices found"):
+        pick_device("cuda:99")
+
+
+def test_the_environment_says_what_the_graph_column_is() -> None:
+    environment = describe_environment(CPU, torch.float32)
+    assert environment.graph_kind == "static"
+    assert environment.dtype == "float32"
+    assert environment.device
+    assert environment.num_threads == torch.get_num_threads()
