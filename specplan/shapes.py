@@ -1,4 +1,4 @@
-"""What one step looks like, and which sizes a graph exists for. All sizes are in tokens unless a name says otherwise."""
+"""What one step looks like, and which sizes a graph exists for. Sizes are in tokens unless a name says otherwise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Layout = Literal["multi-query"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """A step of `num_reqs` requests and `num_tokens` query tokens, each request with `context_len` tokens in its KV cache."""
+    """A step of `num_reqs` requests and `num_tokens` queries, each request with `context_len` tokens in its cache."""
 
     num_reqs: int
     num_tokens: int
@@ -34,7 +34,7 @@ class StepShape:
     def __post_init__(self) -> None:
         if self.num_reqs < 1 or self.num_tokens < self.num_reqs or self.context_len < 0:
             raise ConfigError(
-                f"a step of {self.num_reqs} requests, {self.num_tokens} tokens and context {self.context_len} cannot run",
+                f"a step of {self.num_reqs} requests, {self.num_tokens} tokens, context {self.context_len} cannot run",
                 "give at least one request, at least one token per request and a context of 0 or more",
             )
 
@@ -48,8 +48,8 @@ def default_capture_sizes(
 ) -> tuple[int, ...]:
     """The token counts vLLM 0.33 captures by default, ascending.
 
-    With q = 1 + K and max = min(2 q max_num_seqs, ceiling, max_num_batched_tokens): 1, 2, 4, every 8 below 256, every 16
-    from there to max, plus q times the same grid over requests, so that uniform decode batches hit a size exactly.
+    With q = 1 + K and max = min(2 q max_num_seqs, ceiling, max_num_batched_tokens): 1, 2, 4, every 8 below 256, every
+    16 from there to max, plus q times the same grid over requests, so that uniform decode batches hit a size exactly.
     `ceiling` is 512, or 1024 on SM100.
     """
     if max_num_seqs < 1 or num_speculative_tokens < 0:

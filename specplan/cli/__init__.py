@@ -1,0 +1,73 @@
+"""The command line: each command parses, calls one function and renders what it returns.
+
+This package is the only place that prints, and the one place where an expected error becomes output. Nothing heavy is
+imported before a command needs it, so that `specplan --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from specplan import __version__
+from specplan.cli.cmd_import import import_trace
+from specplan.cli.cmd_profile import profile
+from specplan.cli.cmd_record import record
+from specplan.cli.cmd_simulate import simulate
+from specplan.cli.cmd_tables import tables
+from specplan.errors import SpecplanError
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+
+class ErrorBoundary(TyperGroup):
+    """Turns expected errors into two lines on stderr and an exit code; all else is a bug and keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SpecplanError as error:
+            typer.echo(f"error: {error.message}", err=True)
+            typer.echo(f"hint: {error.hint}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted: nothing was written", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=ErrorBoundary,
+    help="How many draft tokens to verify, on this device, under this traffic, and what that is worth.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (profile, tables, record, simulate):
+    app.command()(command)
+app.command("import")(import_trace)
+
+
+def show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """How many draft tokens to verify, on this device, under this traffic, and what that is worth."""
+
+
+def main() -> None:
+    """The `specplan` script."""
+    sys.exit(app())

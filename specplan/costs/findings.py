@@ -164,7 +164,7 @@ def _incomplete(profile: Profile) -> Iterator[Finding]:
             severity="warning",
             place="profile",
             message="; ".join(part for part in (stopped, what) if part),
-            hint="finish it: specplan profile --resume",
+            hint="measure it anew, with more time: specplan profile --time-budget SECONDS",
         )
 
 

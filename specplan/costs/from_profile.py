@@ -20,6 +20,8 @@ from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, R
 
 __all__ = ["tables_from_profile"]
 
+_MEASURE_ANEW = "measure it anew, with more time: specplan profile --time-budget SECONDS"
+
 
 def tables_from_profile(
     profile: Profile,
@@ -148,7 +150,7 @@ def _draft_table(profile: Profile, max_num_reqs: int, monotone: Monotone) -> _Dr
         if profile.draft is not None:
             raise CoverageError(
                 f"the profile names a draft ({profile.draft.name}) and has no draft samples",
-                "measure them: specplan profile --resume",
+                _MEASURE_ANEW,
             )
         free = free_draft(max_num_reqs)
         rows = Rows(ms=free.ms[None], ci_ms=free.ci_ms[None], source=free.source[None])
@@ -185,7 +187,10 @@ def _require_verify(profile: Profile, points: Points, captured: list[int]) -> No
     if profile.capture_sizes and not captured:
         raise CoverageError(
             f"the profile names {len(profile.capture_sizes)} capture sizes and has no graph samples of the verify pass",
-            "measure them: specplan profile --resume",
+            _MEASURE_ANEW,
         )
     if not len(points.size):
-        raise CoverageError("the profile has no samples of the verify pass", "measure them: specplan profile --resume")
+        raise CoverageError(
+            "the profile has no samples of the verify pass",
+            _MEASURE_ANEW,
+        )

@@ -1,7 +1,7 @@
 """The two halves of a step: the target's verify pass, and the drafter's passes for the step after it.
 
-Both are laid out when they are made and run later, any number of times, on tensors that stay where they are: that is what
-a CUDA graph can capture. Nothing in `run` waits for the device.
+Both are laid out when they are made and run later, any number of times, on tensors that stay where they are: that is
+what a CUDA graph can capture. Nothing in `run` waits for the device.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from specplan.models import Decoder, KVCache, RaggedBatch, cached_attention
 
 __all__ = ["FEED_LEN", "DraftPasses", "VerifyPass", "prefill"]
 
-# An autoregressive drafter is fed the last two committed tokens of every request: the newest one always, and the one before
-# it because, if all drafts were accepted, the last of them never went through the drafter. Feeding a token again
+# An autoregressive drafter is fed the last two committed tokens of every request: the newest one always, and the one
+# before it because, if all drafts were accepted, the last of them never went through the drafter. Feeding a token again
 # rewrites the same key and value, so one shape serves every outcome.
 FEED_LEN = 2
 
@@ -58,8 +58,8 @@ class VerifyPass:
 class DraftPasses:
     """The drafter's work of one step: `k` greedy drafts for each request, one pass each.
 
-    The first pass takes the last `FEED_LEN` committed tokens of every request. With k = 0 it is all there is: the upkeep of
-    the drafter's cache, without its head.
+    The first pass takes the last `FEED_LEN` committed tokens of every request. With k = 0 it is all there is: the
+    upkeep of the drafter's cache, without its head.
     """
 
     def __init__(

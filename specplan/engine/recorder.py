@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ def record_pair(
     eos_token_ids: frozenset[int],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[RecordedRequest]:
-    """Greedy decoding and drafting of every prompt; an output ends with its first end-of-text token, or when it is full.
+    """Greedy decoding and drafting of every prompt; an output ends with its first end-of-text token, or when full.
 
     `on_progress` is told passes done and passes in all. Raises ConfigError if a prompt and its output do not fit a
     model's positions.
@@ -55,17 +56,16 @@ def record_pair(
     total = len(batches) * (2 * max_output_tokens + k)
     requests: list[RecordedRequest] = []
     for index, batch in enumerate(batches):
-        base = index * (2 * max_output_tokens + k)
-        outputs = decode(
-            target, batch, max_output_tokens + k, on_pass=lambda n, base=base: on_progress(base + n, total)
-        )
+        before = index * (2 * max_output_tokens + k)
+        outputs = decode(target, batch, max_output_tokens + k, on_pass=partial(tell, on_progress, before, total))
+        before += max_output_tokens + k
         drafts, confidence = draft_everywhere(
             draft,
             batch,
             outputs,
             k=k,
             num_positions=max_output_tokens,
-            on_pass=lambda n, base=base: on_progress(base + max_output_tokens + k + n, total),
+            on_pass=partial(tell, on_progress, before, total),
         )
         accepted = accepted_lens(drafts, outputs)
         for row, prompt in enumerate(batch):
@@ -79,6 +79,10 @@ def record_pair(
             )
     on_progress(total, total)
     return requests
+
+
+def tell(on_progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    on_progress(before + done, total)
 
 
 def decode(
@@ -130,7 +134,8 @@ def accepted_lens(
 ) -> NDArray[np.int32]:  # [num_reqs, num_positions]
     """Leading drafts at each position that are what the target went on to say."""
     windows = np.lib.stride_tricks.sliding_window_view(outputs, drafts.shape[2], axis=1)[:, : drafts.shape[1]]
-    return np.cumprod(drafts == windows, axis=2).sum(axis=2).astype(np.int32)
+    accepted: NDArray[np.int32] = np.cumprod(drafts == windows, axis=2).sum(axis=2).astype(np.int32)
+    return accepted
 
 
 def output_len(tokens: NDArray[np.int64], eos_token_ids: frozenset[int]) -> int:

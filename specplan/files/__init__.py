@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specplan.files.profile import Environment, ModelInfo, Profile, Sample
 from specplan.files.tables import CostTables, Finding, HeldOutError, RegionError, Source
-from specplan.files.trace import Trace, TraceMetadata
+from specplan.files.trace import Trace, TraceMetadata, require_trace_suffix
 
 __all__ = [
     "CostTables",
@@ -18,4 +18,5 @@ __all__ = [
     "Source",
     "Trace",
     "TraceMetadata",
+    "require_trace_suffix",
 ]

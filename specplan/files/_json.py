@@ -16,7 +16,7 @@ import msgspec
 from specplan.errors import FileError
 from specplan.files._atomic import write_atomically
 
-__all__ = ["encode", "read_json", "write_json"]
+__all__ = ["decode", "encode", "malformed", "read_bytes", "read_json", "with_place", "write_json"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 Hook = Callable[[Any], Any]
@@ -34,7 +34,6 @@ _KINDS = {
     "specplan.profile": _Kind(noun="a profile", writer="specplan profile", reader="specplan tables"),
     "specplan.tables": _Kind(noun="cost tables", writer="specplan tables", reader="specplan simulate --tables"),
     "specplan.trace": _Kind(noun="a trace", writer="specplan record", reader="specplan simulate"),
-    "specplan.plan": _Kind(noun="a plan", writer="specplan plan", reader="specplan export"),
 }
 
 
@@ -44,7 +43,7 @@ class _Header(msgspec.Struct):
 
 def read_json(path: str | os.PathLike[str], type_: type[T], *, schema: str, dec_hook: DecodeHook | None = None) -> T:
     """The `type_` in the file at `path`, whose `schema` field must be `schema` ("specplan.profile/1")."""
-    return _decode(_read_bytes(path, schema), type_, schema=schema, dec_hook=dec_hook, where=str(path))
+    return decode(read_bytes(path, schema), type_, schema=schema, dec_hook=dec_hook, where=str(path))
 
 
 def write_json(
@@ -58,7 +57,7 @@ def write_json(
     """Write `value`, after checking that the bytes read back: a file that this specplan would refuse is not written."""
     where = f"cannot write {path}"
     data = encode(value, enc_hook=enc_hook, where=where)
-    _decode(data, type(value), schema=schema, dec_hook=dec_hook, where=where)
+    decode(data, type(value), schema=schema, dec_hook=dec_hook, where=where)
     write_atomically(path, data)
 
 
@@ -89,7 +88,7 @@ def _compact(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _read_bytes(path: str | os.PathLike[str], schema: str) -> bytes:
+def read_bytes(path: str | os.PathLike[str], schema: str) -> bytes:
     kind = _KINDS[_split(schema)[0]]
     try:
         return Path(path).read_bytes()
@@ -102,7 +101,7 @@ def _read_bytes(path: str | os.PathLike[str], schema: str) -> bytes:
         raise FileError(f"{path}: {error.strerror or error}", "check the path and its permissions") from error
 
 
-def _decode(data: bytes, type_: type[T], *, schema: str, dec_hook: DecodeHook | None, where: str) -> T:
+def decode(data: bytes, type_: type[T], *, schema: str, dec_hook: DecodeHook | None, where: str) -> T:
     kind = _KINDS[_split(schema)[0]]
     again = f"`{kind.writer}` writes {kind.noun}; run it again, or give another file"
     try:
@@ -116,12 +115,12 @@ def _decode(data: bytes, type_: type[T], *, schema: str, dec_hook: DecodeHook | 
         got = str(error).rpartition("got ")[2].replace("`", "")
         raise FileError(f"{where}: expected a JSON object, got {got}", again) from error
     except msgspec.DecodeError as error:
-        raise FileError(f"{where}: {_malformed(data, str(error))}", again) from error
+        raise FileError(f"{where}: {malformed(data, str(error))}", again) from error
     _check_schema(header.schema, schema, where)
     try:
         return msgspec.json.decode(data, type=type_, dec_hook=dec_hook)
     except msgspec.ValidationError as error:
-        raise FileError(f"{where}: {_with_place(str(error), data)}", again) from error
+        raise FileError(f"{where}: {with_place(str(error), data)}", again) from error
 
 
 def _check_schema(found: object, expected: str, where: str) -> None:
@@ -151,7 +150,7 @@ def _split(schema: str) -> tuple[str, int]:
     return name, int(version)
 
 
-def _malformed(data: bytes, error: str) -> str:
+def malformed(data: bytes, error: str) -> str:
     """What is wrong with bytes that are not JSON, and where."""
     # Python's own json writes NaN and Infinity, so name the key where that is all that is wrong.
     try:
@@ -168,7 +167,7 @@ def _malformed(data: bytes, error: str) -> str:
     return f"not JSON: {what} at line {line}, column {column}"
 
 
-def _with_place(error: str, data: bytes) -> str:
+def with_place(error: str, data: bytes) -> str:
     """msgspec's "Expected `int`, got `str` - at `$.a[3]`" as "$.a[3]: expected int, got str"."""
     text, _, place = error.rpartition(" - at `") if error.endswith("`") and " - at `" in error else (error, "", "$")
     place, text = place.rstrip("`"), text.replace("`", "")

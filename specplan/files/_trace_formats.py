@@ -18,7 +18,7 @@ from specplan.files.trace import TRACE_SCHEMA, Trace, TraceMetadata, request_beg
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TraceColumns", "decode_jsonl", "decode_parquet", "encode_jsonl", "encode_parquet"]
+__all__ = ["DECODERS", "ENCODERS", "TraceColumns"]
 
 _METADATA_KEY = b"specplan.trace"
 _AGAIN = "write the trace again with `specplan record` or `specplan import`"
@@ -94,8 +94,8 @@ def encode_jsonl(trace: Trace) -> bytes:
 
 
 def decode_jsonl(path: str | os.PathLike[str]) -> TraceColumns:
-    first, *lines = _json._read_bytes(path, TRACE_SCHEMA).rstrip(b"\n").split(b"\n")
-    metadata = _json._decode(first, TraceMetadata, schema=TRACE_SCHEMA, dec_hook=None, where=f"{path}: line 1")
+    first, *lines = _json.read_bytes(path, TRACE_SCHEMA).rstrip(b"\n").split(b"\n")
+    metadata = _json.decode(first, TraceMetadata, schema=TRACE_SCHEMA, dec_hook=None, where=f"{path}: line 1")
     rows = [_decode_row(line, f"{path}: line {number}") for number, line in enumerate(lines, start=2)]
     return TraceColumns(
         metadata=metadata,
@@ -112,9 +112,9 @@ def _decode_row(line: bytes, where: str) -> _Row:
     try:
         return _decoder.decode(line)
     except msgspec.ValidationError as error:
-        raise FileError(f"{where}: {_json._with_place(str(error), line)}", _AGAIN) from error
+        raise FileError(f"{where}: {_json.with_place(str(error), line)}", _AGAIN) from error
     except msgspec.DecodeError as error:
-        raise FileError(f"{where}: {_json._malformed(line, str(error))}", _AGAIN) from error
+        raise FileError(f"{where}: {_json.malformed(line, str(error))}", _AGAIN) from error
 
 
 def encode_parquet(trace: Trace) -> bytes:
@@ -149,16 +149,14 @@ def decode_parquet(path: str | os.PathLike[str]) -> TraceColumns:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(pa.BufferReader(_json._read_bytes(path, TRACE_SCHEMA)))
+        table = pq.read_table(pa.BufferReader(_json.read_bytes(path, TRACE_SCHEMA)))
     except (pa.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise FileError(f"{path}: not a Parquet file: {reason}", f"give a .parquet trace, or {_AGAIN}") from error
     metadata_json = (table.schema.metadata or {}).get(_METADATA_KEY)
     if metadata_json is None:
         raise FileError(f"{path}: no {_METADATA_KEY.decode()} metadata, expected {TRACE_SCHEMA}", _AGAIN)
-    metadata = _json._decode(
-        metadata_json, TraceMetadata, schema=TRACE_SCHEMA, dec_hook=None, where=f"{path}: metadata"
-    )
+    metadata = _json.decode(metadata_json, TraceMetadata, schema=TRACE_SCHEMA, dec_hook=None, where=f"{path}: metadata")
     for name in _COLUMNS:
         if name not in table.column_names:
             raise FileError(f"{path}: no column {name}, expected {', '.join(_COLUMNS)}", _AGAIN)
@@ -220,3 +218,7 @@ def _stack(
             raise FileError(f"{path}: row {row}: confidence is {found}, expected K = {k} numbers", _AGAIN)
     with np.errstate(over="ignore"):  # what float32 cannot hold is refused as out of [0, 1]
         return np.array(lists, dtype=np.float64).astype(np.float32)
+
+
+DECODERS = {".parquet": decode_parquet, ".jsonl": decode_jsonl}
+ENCODERS = {".parquet": encode_parquet, ".jsonl": encode_jsonl}

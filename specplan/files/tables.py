@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from specplan.errors import CoverageError
-from specplan.files._json import read_json, write_json
+from specplan.files._json import encode, read_json, write_json
 from specplan.files.profile import Environment
 
 __all__ = ["TABLES_SCHEMA", "CostTables", "Finding", "HeldOutError", "Monotone", "RegionError", "Source"]
@@ -195,6 +195,10 @@ class CostTables(
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> CostTables:
         return read_json(path, cls, schema=TABLES_SCHEMA, dec_hook=_decode_array)
+
+    def to_json(self) -> bytes:
+        """The bytes that `write` writes."""
+        return encode(self, enc_hook=_encode_array)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         write_json(path, self, schema=TABLES_SCHEMA, enc_hook=_encode_array, dec_hook=_decode_array)

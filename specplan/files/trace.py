@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specplan import __version__
 from specplan.errors import FileError
 
-__all__ = ["TRACE_SCHEMA", "Trace", "TraceMetadata", "request_begins"]
+__all__ = ["TRACE_SCHEMA", "Trace", "TraceMetadata", "request_begins", "require_trace_suffix"]
 
 # specplan.trace/1: the first version.
 TRACE_SCHEMA = "specplan.trace/1"
@@ -69,8 +69,7 @@ class Trace:
         """The trace at `path`, .parquet or .jsonl."""
         from specplan.files import _trace_formats
 
-        decode = {".parquet": _trace_formats.decode_parquet, ".jsonl": _trace_formats.decode_jsonl}[_suffix(path)]
-        columns = decode(path)
+        columns = _trace_formats.DECODERS[require_trace_suffix(path)](path)
         try:
             return columns.to_trace()
         except FileError as error:
@@ -81,8 +80,7 @@ class Trace:
         from specplan.files import _trace_formats
         from specplan.files._atomic import write_atomically
 
-        encode = {".parquet": _trace_formats.encode_parquet, ".jsonl": _trace_formats.encode_jsonl}[_suffix(path)]
-        write_atomically(path, encode(self))
+        write_atomically(path, _trace_formats.ENCODERS[require_trace_suffix(path)](self))
 
     @property
     def num_requests(self) -> int:
@@ -191,7 +189,8 @@ def _refuse(wrong: NDArray[np.bool_], describe: Callable[[int], str]) -> None:
         raise FileError(f"row {row}: {describe(row)}", _HINT)
 
 
-def _suffix(path: str | os.PathLike[str]) -> str:
+def require_trace_suffix(path: str | os.PathLike[str]) -> str:
+    """The suffix of `path`, which says how a trace is written; any other than the two known ones is refused."""
     suffix = Path(path).suffix
     if suffix not in (".parquet", ".jsonl"):
         raise FileError(

@@ -1,0 +1,5 @@
+"""Importers and exporters, one file per engine or format."""
+
+from specplan.interop.accepted_lengths import import_accepted_lengths
+
+__all__ = ["import_accepted_lengths"]

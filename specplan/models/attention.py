@@ -40,10 +40,17 @@ class DenseAttention:
         self.num_rows = num_rows
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        rows = [heads.unflatten(0, (self.num_rows, -1)).transpose(1, 2) for heads in (query, key, value)]
-        grouped = rows[0].shape[1] != rows[1].shape[1]
-        attended = F.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=grouped)
+        attended = F.scaled_dot_product_attention(
+            self.as_rows(query),
+            self.as_rows(key),
+            self.as_rows(value),
+            is_causal=True,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
         return attended.transpose(1, 2).flatten(0, 1)
+
+    def as_rows(self, heads: Tensor) -> Tensor:  # -> [num_rows, num_heads, row_len, head_size]
+        return heads.view(self.num_rows, -1, *heads.shape[1:]).transpose(1, 2)
 
 
 class RaggedBatch:
@@ -180,10 +187,11 @@ def cached_attention(batch: RaggedBatch, cache: KVCache) -> Attention:
 
 def find_varlen_attn() -> Any:
     """PyTorch's variable-length attention, if this one knows how much of a cache row is in use."""
+    import importlib
     import inspect
 
     try:
-        from torch.nn.attention.varlen import varlen_attn
+        varlen_attn = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     except ImportError:
         varlen_attn = None
     if varlen_attn is None or "seqused_k" not in inspect.signature(varlen_attn).parameters:

@@ -65,7 +65,7 @@ def test_records_what_the_slow_way_records(pair: tuple[Decoder, Decoder]) -> Non
         for position in range(OUTPUT):
             drafts, confidence = greedy(draft, prompt + output[:position], K)
             matches = [drafted == said for drafted, said in zip(drafts, output[position:], strict=False)]
-            assert request.accepted_len[position] == (matches + [False]).index(False)
+            assert request.accepted_len[position] == [*matches, False].index(False)
             np.testing.assert_allclose(request.confidence[position], confidence, atol=1e-5)
         accepted_in_all += int(request.accepted_len.sum())
     assert accepted_in_all > 0  # otherwise the comparison above would say little
@@ -102,7 +102,7 @@ def test_progress_ends_where_it_said(pair: tuple[Decoder, Decoder]) -> None:
 def test_prompts_without_room_or_tokens_are_refused_by_number(pair: tuple[Decoder, Decoder]) -> None:
     with pytest.raises(ConfigError, match="prompt 1 has no tokens"):
         record_pair(*pair, [[1], []], k=K, max_output_tokens=OUTPUT, eos_token_ids=frozenset())
-    with pytest.raises(ConfigError, match="prompt 0 has 50 tokens; with 15 more .* the models' 64 positions"):
+    with pytest.raises(ConfigError, match=r"prompt 0 has 50 tokens; with 15 more .* the models' 64 positions"):
         record_pair(*pair, [[1] * 50], k=K, max_output_tokens=OUTPUT, eos_token_ids=frozenset())
 
 

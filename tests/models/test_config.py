@@ -58,7 +58,9 @@ def test_both_spellings_of_rope_are_one(tmp_path: Path) -> None:
     newer["rope_parameters"] = {"rope_theta": 500000.0, **LLAMA_31_8B["rope_scaling"]}
     (tmp_path / "old").mkdir()
     (tmp_path / "new").mkdir()
-    assert read_config(write_config(tmp_path / "old", LLAMA_31_8B)) == read_config(write_config(tmp_path / "new", newer))
+    assert read_config(write_config(tmp_path / "old", LLAMA_31_8B)) == read_config(
+        write_config(tmp_path / "new", newer)
+    )
 
 
 def test_optional_fields_fall_back_as_in_hugging_face(tmp_path: Path) -> None:
@@ -78,7 +80,10 @@ def test_optional_fields_fall_back_as_in_hugging_face(tmp_path: Path) -> None:
         ({"sliding_window": 4096}, "sliding_window is 4096, which is not supported"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected at least 1"),
         ({"hidden_size": "wide"}, "Expected `int`, got `str` - at `$.hidden_size`"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "Invalid value 'yarn' - at `$.rope_scaling.rope_type`"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "Invalid value 'yarn' - at `$.rope_scaling.rope_type`",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:

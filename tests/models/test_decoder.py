@@ -136,7 +136,9 @@ def test_rope_turns_pairs_by_position_times_frequency() -> None:
     config = small_config(rope_theta=100.0, num_attention_heads=12, num_key_value_heads=12)  # head_size 4
     rotation = rope_rotation(config, torch.device("cpu"))
     assert rotation[7].tolist() == pytest.approx([7.0, 7.0 / 10.0])
-    turned = rotate(torch.tensor([[[1.0, 0.0, 0.0, 0.0]]]), (rotation[None, None, 7].cos(), rotation[None, None, 7].sin()))
+    turned = rotate(
+        torch.tensor([[[1.0, 0.0, 0.0, 0.0]]]), (rotation[None, None, 7].cos(), rotation[None, None, 7].sin())
+    )
     assert turned.flatten().tolist() == pytest.approx([math.cos(7), 0, math.sin(7), 0])
 
 

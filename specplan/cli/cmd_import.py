@@ -1,0 +1,49 @@
+"""`specplan import`: make a trace from what others have recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specplan.cli.output import JsonOption, print_json, require_writable
+
+__all__ = ["import_trace"]
+
+
+def import_trace(
+    source: Annotated[Path, typer.Argument(help="JSONL, one request a line, with a list of accepted lengths.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Trace to write (.parquet or .jsonl).")],
+    field: Annotated[str, typer.Option(help="The field that holds the list: one entry per step start.")],
+    counts_bonus: Annotated[
+        bool,
+        typer.Option(
+            "--counts-bonus/--accepted-only",
+            help="Whether an entry is the tokens a step yields (accepted drafts + 1) or the accepted drafts alone.",
+        ),
+    ] = True,
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option("--num-speculative-tokens", "-k", help="K; longer entries are cut to it. Default: the longest."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Make an outcome-only trace (accepted lengths without confidences) from JSONL lists.
+
+    Example: specplan import accepted.jsonl --field tokens_per_step -k 7 -o trace.parquet
+
+    Policies that need confidences refuse such a trace; `none`, `fixed:k` and `oracle` replay it.
+    """
+    from specplan.interop import import_accepted_lengths
+
+    require_writable(output)
+    trace = import_accepted_lengths(
+        source, field=field, counts_bonus=counts_bonus, num_speculative_tokens=num_speculative_tokens
+    )
+    trace.write(output)
+    if json:
+        print_json({"trace": str(output), "requests": trace.num_requests, "rows": len(trace.request)})
+        return
+    typer.echo(f"{trace.num_requests} requests, {len(trace.request)} positions, K = {trace.num_speculative_tokens}")
+    typer.echo(f"wrote {output}")

@@ -1,0 +1,111 @@
+"""`specplan profile`: measure step costs on this device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specplan.cli.output import JsonOption, print_json, remark, require_writable, show_progress
+
+if TYPE_CHECKING:
+    from specplan.files import Profile
+
+__all__ = ["profile"]
+
+
+def profile(
+    target: Annotated[str, typer.Option(help="Target model: a folder with config.json, or 'tiny'.")],
+    draft: Annotated[str, typer.Option(help="Draft model: a folder with config.json, or 'tiny'.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Profile to write (JSON).")],
+    num_speculative_tokens: Annotated[
+        int, typer.Option("--num-speculative-tokens", "-k", help="K, the most drafts per request and step.")
+    ] = 7,
+    max_num_seqs: Annotated[int, typer.Option(help="The most requests in a step.")] = 64,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="The most tokens in a step. Default: 1024 on a CPU, 8192 on CUDA.")
+    ] = None,
+    context_len: Annotated[
+        int | None,
+        typer.Option(help="KV tokens of each request. Default: an eighth of the models' positions, at most 2048."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    time_budget: Annotated[
+        float | None, typer.Option(help="Seconds to spend measuring. Default: until every point has settled.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random tokens, caches and order.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Measure what draft and verify steps cost on this device.
+
+    Example: specplan profile --target tiny --draft tiny --time-budget 90 -o profile.json
+
+    Ctrl-C keeps what is done: the profile is written with the points measured so far and says that it is incomplete.
+    """
+    from specplan.cli.loading import load_pair
+    from specplan.errors import ConfigError
+    from specplan.measure import ProfilePlan, StoppingRule, SweepProgress, profile_pair
+
+    if time_budget is not None and not time_budget > 0:
+        raise ConfigError(f"--time-budget is {time_budget}, expected more than 0 seconds", "give it a minute or two")
+    require_writable(output)
+    pair = load_pair(target, draft, device=device, seed=seed)
+    positions = min(model.decoder.config.max_position_embeddings for model in (pair.target, pair.draft))
+    plan = ProfilePlan.default(
+        max_num_seqs=max_num_seqs,
+        num_speculative_tokens=num_speculative_tokens,
+        max_num_batched_tokens=max_num_batched_tokens or (8192 if pair.device.type == "cuda" else 1024),
+        context_len=min(2048, positions // 8) if context_len is None else context_len,
+    )
+    with show_progress("measuring") as report:
+
+        def on_progress(progress: SweepProgress) -> None:
+            doing = f"round {progress.rounds}, {progress.points_done} of {progress.points_total} points settled"
+            report(progress.fraction, doing)
+
+        measured = profile_pair(
+            pair.target,
+            pair.draft,
+            plan,
+            StoppingRule(time_budget_s=time_budget),
+            seed=seed,
+            on_progress=on_progress,
+        )
+    measured.write(output)
+    if json:
+        print_json(summary(measured, output))
+        return
+    for line in describe(measured, output):
+        typer.echo(line)
+    if not measured.complete:
+        remark("the sweep was cut short: some points are missing or were visited less often")
+
+
+def summary(measured: Profile, output: Path) -> dict[str, object]:
+    return {
+        "profile": str(output),
+        "device": measured.environment.device,
+        "samples": len(measured.samples),
+        "complete": measured.complete,
+        "digest": measured.digest(),
+    }
+
+
+def describe(measured: Profile, output: Path) -> list[str]:
+    """What was measured, where, and what the graph column is on this device."""
+    environment = measured.environment
+    graph = "CUDA graph replays" if environment.graph_kind == "cuda-graph" else "static-buffer steps, not CUDA graphs"
+    repetitions = sorted(len(sample.repetitions_ms) for sample in measured.samples)
+    models = " and ".join(
+        f"{model.name} {role} ({model.num_params:,} parameters, {model.weights} weights)"
+        for role, model in (("target", measured.target), ("draft", measured.draft))
+        if model is not None
+    )
+    return [
+        f"{models} on {environment.device}, {environment.dtype}",
+        f"{len(measured.samples)} points, {repetitions[0]} to {repetitions[-1]} repetitions each; "
+        f"K = {measured.num_speculative_tokens}, {measured.max_num_seqs} requests, "
+        f"capture limit {measured.capture_limit} tokens; `graph` points are {graph}",
+        f"wrote {output}",
+    ]

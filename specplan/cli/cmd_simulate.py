@@ -1,0 +1,86 @@
+"""`specplan simulate`: replay a trace under cost tables."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specplan.cli.output import JsonOption, print_json, require_writable, show, show_progress
+
+__all__ = ["simulate"]
+
+
+class Calibration(StrEnum):
+    CROSS_FIT = "cross-fit"
+    OFF = "off"
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(help="Trace to replay (.parquet or .jsonl).")],
+    tables: Annotated[Path, typer.Option(help="Cost tables that charge every step.")],
+    planner_tables: Annotated[
+        Path | None, typer.Option(help="Cost tables that the policy decides with. Default: those that charge.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="none, fixed:k, adaptive or oracle; repeatable. Default: none, adaptive and oracle."),
+    ] = None,
+    concurrency: Annotated[str, typer.Option(help="Requests in flight, separated by commas.")] = "1,4,16,64",
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option("--num-speculative-tokens", "-k", help="K, up to the trace's. Default: the trace's.")
+    ] = None,
+    lag: Annotated[int, typer.Option(help="Steps by which the budget's confidences are old: 0, 1 or 2.")] = 1,
+    calibration: Annotated[
+        Calibration,
+        typer.Option(help="cross-fit: confidences calibrated on the other half of the requests. off: as recorded."),
+    ] = Calibration.CROSS_FIT,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Result to write (JSON).")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Replay a recorded trace in a closed loop and compare policies.
+
+    Example: specplan simulate trace.parquet --tables tables.json --policy adaptive --policy fixed:3 --concurrency 1,16
+    """
+    from specplan.files import CostTables, Trace
+    from specplan.planning import parse_policy
+    from specplan.report import deploy_sentence, simulation_notes, simulation_table, write_result
+    from specplan.simulation import simulate as run_simulation
+
+    policies = [parse_policy(text) for text in policy or ["none", "adaptive", "oracle"]]
+    concurrencies = parse_concurrencies(concurrency)
+    if output is not None:
+        require_writable(output)
+    charged = CostTables.read(tables)
+    with show_progress("simulating") as report:
+        result = run_simulation(
+            Trace.read(trace),
+            tables=charged,
+            planner_tables=None if planner_tables is None else CostTables.read(planner_tables),
+            policies=policies,
+            concurrencies=concurrencies,
+            k=num_speculative_tokens,
+            lag=lag,
+            calibration=calibration.value,
+            on_progress=report,
+        )
+    if output is not None:
+        write_result(result, output)
+    if json:
+        print_json(result.to_json())
+        return
+    show(simulation_table(result), *simulation_notes(result))
+    typer.echo(deploy_sentence(result))
+
+
+def parse_concurrencies(text: str) -> list[int]:
+    """`1,4,16` as numbers; what is not a number of at least 1 is refused."""
+    from specplan.errors import ConfigError
+
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.isascii() or not part.isdigit() or int(part) < 1]
+    if wrong:
+        raise ConfigError(f"--concurrency holds {wrong[0]!r}, expected whole numbers of at least 1", "try 1,4,16,64")
+    return [int(part) for part in parts]

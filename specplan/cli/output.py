@@ -1,0 +1,103 @@
+"""How commands speak: results on stdout, progress and remarks on stderr."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+from specplan.errors import FileError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+__all__ = ["JsonOption", "Report", "print_json", "remark", "require_writable", "show", "show_progress"]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
+# Wide enough for every table where the output is a file or a pipe, which have no width of their own.
+PIPE_WIDTH = 120
+
+
+class Report(Protocol):
+    """Tells a progress bar how far the work is, from 0 to 1, and what it is at."""
+
+    def __call__(self, fraction: float, doing: str) -> None: ...
+
+
+def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False)
+    if made.is_terminal or "COLUMNS" in os.environ:
+        return made
+    return Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
+
+
+def show(*renderables: RenderableType) -> None:
+    """Prints to stdout."""
+    for renderable in renderables:
+        console().print(renderable, markup=False)
+
+
+def remark(text: str) -> None:
+    """Says something about the run, on stderr."""
+    typer.echo(text, err=True)
+
+
+def print_json(result: bytes | dict[str, Any]) -> None:
+    """One JSON document on stdout: a file's own bytes, or a command's summary."""
+    import msgspec
+
+    if isinstance(result, dict):
+        result = msgspec.json.format(msgspec.json.encode(result), indent=2)
+    typer.echo(result.decode().rstrip())
+
+
+@contextmanager
+def show_progress(task: str) -> Iterator[Report]:
+    """A bar with the time left on stderr; on anything but a terminal, a line for every tenth of the way."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    on_stderr = console(stderr=True)
+    if not on_stderr.is_terminal:
+        yield line_report(task)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[doing]}"),
+    )
+    with Progress(*columns, console=on_stderr) as progress:
+        bar = progress.add_task(task, total=1.0, doing="")
+        yield lambda fraction, doing: progress.update(bar, completed=fraction, doing=doing)
+
+
+def line_report(task: str) -> Report:
+    tenths_told = 0
+
+    def report(fraction: float, doing: str) -> None:
+        nonlocal tenths_told
+        if int(fraction * 10) > tenths_told:
+            tenths_told = int(fraction * 10)
+            remark(f"{task}: {tenths_told * 10}% ({doing})")
+
+    return report
+
+
+def require_writable(path: Path, option: str = "--output") -> None:
+    """Refuses a path that could not be written at the end, before the work begins."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise FileError(
+            f"{option} {path}: there is no folder {folder}", f"create it (mkdir -p {folder}) or name another"
+        )
+    if path.is_dir():
+        raise FileError(f"{option} {path} is a folder, expected a file", "add a file name to it")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise FileError(f"{option} {path} cannot be written", "choose a path you may write to")

@@ -1,0 +1,124 @@
+"""Import of accepted lengths: JSON lines that say how much each step yielded, and nothing about confidence."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from specplan.errors import ConfigError, FileError
+from specplan.files.trace import Trace, TraceMetadata
+
+__all__ = ["import_accepted_lengths"]
+
+
+def import_accepted_lengths(
+    path: str | os.PathLike[str],
+    *,
+    field: str,
+    counts_bonus: bool,
+    num_speculative_tokens: int | None = None,
+    prompt_len_field: str = "prompt_len",
+    target: str = "unknown",
+    draft: str = "unknown",
+    tokenizer: str = "unknown",
+    sampling: Literal["greedy", "sampled"] = "greedy",
+) -> Trace:
+    """A dense outcome-only trace from one JSON object a line, each with a list of what one step would yield.
+
+    Entry i is the step after i + 1 output tokens, as prefill emits the first; a request has one token more than its
+    list has entries.
+
+    Args:
+        field: The list's name.
+        counts_bonus: Whether an entry counts the step's bonus token besides its accepted drafts.
+        num_speculative_tokens: K; longer acceptances are cut to it. The longest in the file where not given.
+        prompt_len_field: An optional integer; 0 where absent.
+    """
+    if num_speculative_tokens is not None and num_speculative_tokens < 1:
+        raise ConfigError(f"K is {num_speculative_tokens}, expected 1 or more", "pass -k 1 or more")
+    lengths: list[list[int]] = []
+    prompt_len: list[int] = []
+    for number, line in enumerate(_read_lines(path), start=1):
+        where = f"{path}: line {number}"
+        record = _decode(line, where)
+        lengths.append(_accepted_lens(record, field, int(counts_bonus), where))
+        prompt_len.append(_prompt_len(record, prompt_len_field, where))
+
+    accepted_len = np.fromiter(chain.from_iterable(lengths), dtype=np.int32)
+    k = max(int(accepted_len.max()), 1) if num_speculative_tokens is None else num_speculative_tokens
+    steps = np.array([len(entries) for entries in lengths], dtype=np.int32)
+    return Trace(
+        metadata=TraceMetadata(
+            kind="dense",
+            sampling=sampling,
+            num_speculative_tokens=k,
+            target=target,
+            draft=draft,
+            tokenizer=tokenizer,
+            source=Path(path).name,
+            provenance={"field": field, "counts_bonus": str(counts_bonus).lower()},
+        ),
+        request=np.repeat(np.arange(len(steps), dtype=np.int32), steps),
+        position=np.concatenate([np.arange(1, count + 1, dtype=np.int32) for count in steps]),
+        confidence=None,
+        accepted_len=np.minimum(accepted_len, k).astype(np.int32),
+        verified_len=np.full(len(accepted_len), k, dtype=np.int32),
+        arrival_s=np.zeros(len(steps)),
+        prompt_len=np.array(prompt_len, dtype=np.int32),
+        output_len=steps + np.int32(1),
+    )
+
+
+def _read_lines(path: str | os.PathLike[str]) -> list[bytes]:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}", "check the path and its permissions") from error
+    if not data.strip():
+        raise FileError(f"{path}: holds no lines, expected one JSON object a line", "give a JSONL file of requests")
+    return data.rstrip(b"\n").split(b"\n")
+
+
+def _decode(line: bytes, where: str) -> dict[str, Any]:
+    hint = "expected one JSON object a line; correct the line or remove it"
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{where}: not JSON: {error}", hint) from error
+    if not isinstance(record, dict):
+        raise FileError(f"{where}: expected a JSON object, got {type(record).__name__}", hint)
+    return record
+
+
+def _accepted_lens(record: dict[str, Any], field: str, bonus: int, where: str) -> list[int]:
+    if field not in record:
+        lists = [name for name, value in record.items() if isinstance(value, list)]
+        raise FileError(
+            f"{where}: no field {field!r}, expected a list of counts",
+            f"name one of the line's lists: {', '.join(lists) or 'it has none'}",
+        )
+    entries = record[field]
+    if not isinstance(entries, list) or not entries:
+        found = "an empty list" if entries == [] else type(entries).__name__
+        raise FileError(f"{where}: {field} is {found}, expected a list of counts", "correct the line or remove it")
+    for index, entry in enumerate(entries):
+        if type(entry) is not int or not bonus <= entry < 2**31:  # bool is an int too
+            raise FileError(
+                f"{where}: {field}[{index}] is {entry!r}, expected an integer of {bonus} or more",
+                "entries count accepted drafts, plus the bonus token where that is said",
+            )
+    return [entry - bonus for entry in entries]
+
+
+def _prompt_len(record: dict[str, Any], field: str, where: str) -> int:
+    prompt_len = record.get(field, 0)
+    if type(prompt_len) is not int or not 0 <= prompt_len < 2**31:
+        raise FileError(
+            f"{where}: {field} is {prompt_len!r}, expected an integer of 0 or more", "correct the line or remove it"
+        )
+    return prompt_len

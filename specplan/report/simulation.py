@@ -1,0 +1,192 @@
+"""A simulation in words and cells."""
+
+from __future__ import annotations
+
+import os
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal
+
+from specplan.planning import CalibrationReport
+from specplan.simulation import Gain, PolicyResult, Recommendation, SimulationResult
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["deploy_sentence", "simulation_rows", "simulation_table"]
+
+_HEADERS = (
+    "conc.",
+    "policy",
+    "output tokens/s",
+    "TPOT ms",
+    "accepted_len + 1",
+    "budget per step",
+    "wasted drafts",
+    "gain over none",
+    "95% interval",
+    "verdict",
+    "extrapolated",
+)
+
+_UNBROKEN = ("policy", "95% interval")
+_LABELS = {
+    "greedy-only": "on sampled output it can bias what is sampled",
+    "anticipating": "it knows what will be accepted, so it is a bound on better rankings and cannot be deployed",
+}
+
+
+def simulation_rows(result: SimulationResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The headers, and one row of cells per concurrency and policy. `extrapolated` is there where anything was."""
+    rows = [_cells(policy) for policy in result.policies]
+    if any(policy.extrapolated_share for policy in result.policies):
+        return _HEADERS, rows
+    return _HEADERS[:-1], [row[:-1] for row in rows]
+
+
+def simulation_table(result: SimulationResult) -> Table:
+    """One row per concurrency and policy; the policies to deploy stand out."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    headers, rows = simulation_rows(result)
+    table = Table(box=SIMPLE_HEAD)
+    for header, column in zip(headers, zip(headers, *rows, strict=True), strict=True):
+        justify: Literal["left", "right"] = "left" if header in ("policy", "verdict") else "right"
+        longest_word = max(len(word) for cell in column for word in cell.split())
+        table.add_column(header, justify=justify, min_width=longest_word, no_wrap=header in _UNBROKEN)
+    chosen = {(recommendation.concurrency, recommendation.policy) for recommendation in result.recommendations}
+    for place, (policy, cells) in enumerate(zip(result.policies, rows, strict=True), start=1):
+        is_last = place == len(rows) or result.policies[place].concurrency != policy.concurrency
+        is_chosen = (policy.concurrency, policy.policy) in chosen
+        table.add_row(*cells, style="bold" if is_chosen else None, end_section=is_last)
+    return table
+
+
+def simulation_notes(result: SimulationResult) -> list[str]:
+    """What the figures rest on, one remark a line."""
+    replay = "an approximate replay of sampled output" if result.is_approximate else "greedy output"
+    notes = [
+        f"{result.num_requests} requests of {result.trace_source}, K = {result.num_speculative_tokens}, {replay}; "
+        f"steps of up to {result.max_num_batched_tokens} tokens"
+    ]
+    if result.calibration is not None:
+        notes.append(f"budgets from confidences at lag {result.lag}, {_calibration(result.calibration_report)}")
+    notes += dict.fromkeys(
+        f"{policy.policy} is {policy.losslessness}: {_LABELS[policy.losslessness]}"
+        for policy in result.policies
+        if policy.losslessness in _LABELS
+    )
+    if result.num_resamples:
+        notes.append(
+            f"intervals from {result.num_resamples} draws of the requests; they leave out the error of the cost tables"
+        )
+    return notes
+
+
+def write_result(result: SimulationResult, path: str | os.PathLike[str]) -> None:
+    """Write the result as JSON; the same result gives the same bytes."""
+    from specplan.files._atomic import write_atomically
+
+    write_atomically(path, result.to_json())
+
+
+def deploy_sentence(result: SimulationResult) -> str:
+    """One sentence: what to deploy at which concurrency, what it gains, and how far that can be trusted."""
+    recommendations = result.recommendations
+    runs = [list(run) for _, run in groupby(recommendations, key=lambda recommendation: recommendation.policy)]
+    places = _join([f"{run[0].policy} {_place(run, recommendations)}" for run in runs])
+    clauses = [_gains(result), *_ties(recommendations), *_doubts(result)]
+    return f"Deploy {places}: {'; '.join(clauses)}."
+
+
+def _cells(policy: PolicyResult) -> tuple[str, ...]:
+    is_baseline = policy.verdict is None
+    return (
+        str(policy.concurrency),
+        policy.policy,
+        f"{policy.output_tokens_per_s:,.1f}",
+        _number(policy.tpot_ms, ".3f"),
+        _number(policy.mean_accepted_len_plus_1, ".2f"),
+        f"{policy.mean_budget:.1f}",
+        _number(policy.wasted_share, ".0%"),
+        "-" if is_baseline else f"{policy.gain_over_none.estimate:+.1%}",
+        "-" if is_baseline else _interval(policy.gain_over_none),
+        policy.verdict or "baseline",
+        f"{policy.extrapolated_share:.0%}",
+    )
+
+
+def _calibration(report: CalibrationReport | None) -> str:
+    if report is None:
+        return "as recorded"
+    before, after = report.before, report.after
+    return (
+        "calibrated on the other half of the requests: log loss of survival "
+        f"{before.log_loss:.3f} before, {after.log_loss:.3f} after; calibration error "
+        f"{before.expected_calibration_error:.3f} before, {after.expected_calibration_error:.3f} after"
+    )
+
+
+def _place(run: list[Recommendation], recommendations: list[Recommendation]) -> str:
+    first, last = run[0].concurrency, run[-1].concurrency
+    starts, ends = run[0] is recommendations[0], run[-1] is recommendations[-1]
+    unit = "concurrency " if starts else ""
+    if starts and not ends and first != last:
+        return f"up to {unit}{last}"
+    if ends and not starts:
+        return f"from {first} on"
+    return f"at {unit}{first}" if first == last else f"at {unit}{first} to {last}"
+
+
+def _gains(result: SimulationResult) -> str:
+    by_place = {(policy.policy, policy.concurrency): policy for policy in result.policies}
+    speculating = [
+        by_place[recommendation.policy, recommendation.concurrency]
+        for recommendation in result.recommendations
+        if recommendation.policy != "none"
+    ]
+    if not speculating:
+        return "no policy yields more output tokens/s than no speculation, beyond noise"
+    unit = "output tokens/s over no speculation "
+    gains = []
+    for policy in speculating:
+        doubt = " (too close to call)" if policy.verdict == "too close to call" else ""
+        gain = policy.gain_over_none
+        gains.append(f"{gain.estimate:+.1%} [{_interval(gain)}] {unit}at {policy.concurrency}{doubt}")
+        unit = ""
+    return _join(gains)
+
+
+def _ties(recommendations: list[Recommendation]) -> list[str]:
+    return [
+        f"at {recommendation.concurrency} the lead of {recommendation.fastest} is within noise, "
+        f"so the simpler {recommendation.policy} is named"
+        for recommendation in recommendations
+        if recommendation.fastest != recommendation.policy
+    ]
+
+
+def _doubts(result: SimulationResult) -> list[str]:
+    chosen = {(recommendation.policy, recommendation.concurrency) for recommendation in result.recommendations}
+    doubts = [
+        f"at {policy.concurrency} {policy.extrapolated_share:.0%} of the steps cost what was extrapolated, not measured"
+        for policy in result.policies
+        if policy.extrapolated_share and (policy.policy, policy.concurrency) in chosen
+    ]
+    if result.is_approximate:
+        doubts.append("the trace was sampled, so its replay is approximate")
+    return doubts
+
+
+def _interval(gain: Gain) -> str:
+    if gain.interval is None:
+        return "no interval"
+    return f"{100 * gain.interval[0]:+.1f}, {100 * gain.interval[1]:+.1f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _join(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

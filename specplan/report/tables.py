@@ -1,0 +1,87 @@
+"""Cost tables, as a person reads them: what a step costs by requests and drafts per request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from specplan.files import CostTables
+from specplan.files.tables import RegionError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+__all__ = ["tables_report"]
+
+EXTRAPOLATED_MARK = "*"
+
+
+def tables_report(tables: CostTables) -> Iterator[RenderableType]:
+    """The verify and draft costs, how far they can be trusted, and what was found."""
+    yield verify_table(tables)
+    yield draft_table(tables)
+    yield from error_lines(tables)
+    for finding in tables.findings:
+        yield f"{finding.severity}: {finding.place}: {finding.message} ({finding.hint})"
+
+
+def shown_ks(tables: CostTables) -> range:
+    """Drafts per request; a table made from plain curves does not know K, and shows up to 7."""
+    return range(1 + (7 if tables.num_speculative_tokens is None else tables.num_speculative_tokens))
+
+
+def verify_table(tables: CostTables) -> Table:
+    context_len = tables.contexts[-1]
+    table = new_table(
+        f"Verify step, ms, by requests and drafts per request (context {context_len}; "
+        f"padded up to {tables.capture_limit} tokens, smooth above)",
+        caption=f"{EXTRAPOLATED_MARK} rests on extrapolation",
+    )
+    for k in shown_ks(tables):
+        table.add_column(f"k={k}", justify="right")
+    for num_reqs in tables.num_reqs:
+        row = tables.verify_row(num_reqs, context_len)
+        sources = tables.verify_sources(num_reqs, context_len)
+        cells = []
+        for k in shown_ks(tables):
+            num_tokens = num_reqs * (1 + k)
+            if num_tokens > tables.max_num_tokens:
+                cells.append("-")
+                continue
+            extrapolated = tables.legend[sources[num_tokens]] == "extrapolated"
+            cells.append(f"{row[num_tokens]:.3g}{EXTRAPOLATED_MARK if extrapolated else ''}")
+        table.add_row(str(num_reqs), *cells)
+    return table
+
+
+def draft_table(tables: CostTables) -> Table:
+    table = new_table("Draft step, ms, by requests and drafts per request")
+    rows = []
+    for k in shown_ks(tables):
+        if tables.draft_ks is None or k <= tables.draft_ks[-1]:
+            table.add_column(f"k={k}", justify="right")
+            rows.append(tables.draft_row(k))
+    for num_reqs in tables.num_reqs:
+        table.add_row(str(num_reqs), *(f"{row[num_reqs]:.3g}" for row in rows))
+    return table
+
+
+def new_table(title: str, caption: str | None = None) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    table.add_column("requests", justify="right")
+    return table
+
+
+def error_lines(tables: CostTables) -> Iterator[str]:
+    for region in ("captured", "smooth", "draft"):
+        error: RegionError | None = getattr(tables.error, region)
+        if error is None:
+            yield f"held-out error, {region}: unknown, too few points to hold any out"
+        else:
+            yield (
+                f"held-out error, {region}: MAPE {error.mape:.1%}, p95 {error.p95:.1%}, bias {error.bias:+.1%} "
+                f"over {error.points} points ({error.method})"
+            )

@@ -1,0 +1,204 @@
+"""Replay of a dense trace, step by step: the definition that the compiled replay is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplan.planning import admit_by_survival, choose_draft_budget, survival_probability
+from specplan.simulation.prices import StepPrices
+from specplan.simulation.scheduler import ClosedLoop, RunningRequest, ScheduledStep, finish_target
+
+__all__ = ["ReplayCase", "ReplayTotals", "StepRecord", "Workload", "replay", "replay_steps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Workload:
+    """The requests of a dense trace, as a replay reads them."""
+
+    accepted_len: NDArray[np.int32]  # [rows], of K drafts
+    first_row: NDArray[np.int64]  # [num_requests]; where position 1 of each request is (or would be)
+    prompt_len: NDArray[np.int32]  # [num_requests]
+    output_len: NDArray[np.int32]  # [num_requests]
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.output_len)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReplayCase:
+    """One policy at one concurrency: everything a replay needs but the order of the requests."""
+
+    workload: Workload
+    concurrency: int
+    max_num_batched_tokens: int
+    num_drafts: int  # proposed per verifying request and step
+    confidence: NDArray[np.float32] | None  # [rows, num_drafts], what a budget reads; None: every draft is verified
+    lag: int
+    prices: StepPrices  # what a step is charged
+    planner_prices: StepPrices  # what a budget believes
+
+    @cached_property
+    def survival(self) -> NDArray[np.float32]:  # [rows, num_drafts]
+        if self.confidence is None:
+            return np.ones((0, self.num_drafts), dtype=np.float32)
+        scheduled = np.full(len(self.confidence), self.num_drafts)
+        return survival_probability(self.confidence, scheduled)
+
+    def closed_loop(self, order: NDArray[np.int64]) -> ClosedLoop:
+        return ClosedLoop(
+            prompt_len=self.workload.prompt_len.tolist(),
+            output_len=self.workload.output_len.tolist(),
+            order=order.tolist(),
+            concurrency=self.concurrency,
+            num_drafts=self.num_drafts,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What one step ran, cost and yielded."""
+
+    num_reqs: int
+    num_sampling: int
+    num_verifying: int
+    num_tokens: int
+    draft_budget: int  # admitted drafts
+    num_accepted: int  # of the admitted ones
+    num_output_tokens: int
+    num_verify_outputs: int  # of which from verifying requests
+    cost_ms: float
+    is_extrapolated: bool
+    finished_tpot_ms: tuple[float | None, ...]  # per request finished; None where the output was one token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayTotals:
+    """Sums over the steps of a replay. Counts, never rates: rates of different replays cannot be added."""
+
+    num_steps: int
+    num_finished: int
+    num_output_tokens: int
+    num_verifying: int  # request-steps
+    num_verify_outputs: int
+    num_admitted: int
+    num_accepted: int
+    num_extrapolated: int  # steps
+    time_ms: float
+    tpot_ms_sum: float
+    num_tpot: int
+
+
+def replay(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
+    """The totals of `replay_steps`."""
+    steps = list(replay_steps(case, case.closed_loop(order)))
+    finished = [tpot_ms for step in steps for tpot_ms in step.finished_tpot_ms]
+    timed = [tpot_ms for tpot_ms in finished if tpot_ms is not None]
+    return ReplayTotals(
+        num_steps=len(steps),
+        num_finished=len(finished),
+        num_output_tokens=sum(step.num_output_tokens for step in steps),
+        num_verifying=sum(step.num_verifying for step in steps),
+        num_verify_outputs=sum(step.num_verify_outputs for step in steps),
+        num_admitted=sum(step.draft_budget for step in steps),
+        num_accepted=sum(step.num_accepted for step in steps),
+        num_extrapolated=sum(step.is_extrapolated for step in steps),
+        time_ms=_sum_in_order([step.cost_ms for step in steps]),
+        tpot_ms_sum=_sum_in_order(timed),
+        num_tpot=len(timed),
+    )
+
+
+def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
+    """Run the closed `loop` until max(trace, 8 x concurrency) requests have finished.
+
+    A verifying request yields min(min(accepted_len, admitted) + 1, what is left) tokens at its row of the trace; a
+    request whose prompt completes yields its first token. Tokens arrive when their step ends.
+    """
+    visited: dict[RunningRequest, list[int]] = {}  # rows of the trace, one per step since the request began to verify
+    first_token_ms: dict[RunningRequest, float] = {}
+    target = finish_target(case.workload.num_requests, case.concurrency)
+    now_ms, num_finished = 0.0, 0
+    while num_finished < target:
+        step = loop.next_step()
+        for request in step.verifying:
+            row = int(case.workload.first_row[request.request]) + request.emitted_len - 1
+            visited.setdefault(request, []).append(row)
+        admitted = _admit(case, step, [visited[request] for request in step.verifying])
+
+        num_tokens = step.num_non_draft_tokens + sum(admitted)
+        cost_ms = case.prices.step_ms(step.num_reqs, step.mean_context_len, num_tokens)
+        now_ms += cost_ms
+
+        num_accepted = num_verify_outputs = 0
+        for request, request_admitted in zip(step.verifying, admitted, strict=True):
+            accepted = min(int(case.workload.accepted_len[visited[request][-1]]), request_admitted)
+            yielded = min(accepted + 1, request.output_len - request.emitted_len)
+            request.emitted_len += yielded
+            num_accepted += accepted
+            num_verify_outputs += yielded
+        for request, chunk in step.prefilling:
+            request.prefilled_len += chunk
+        for request in step.completing:
+            request.emitted_len = 1
+            first_token_ms[request] = now_ms
+
+        finished_tpot_ms = []
+        for request in loop.running:
+            if request.is_finished:
+                visited.pop(request, None)
+                elapsed_ms = now_ms - first_token_ms.pop(request)
+                gaps = request.output_len - 1
+                finished_tpot_ms.append(elapsed_ms / gaps if gaps else None)
+        num_finished += len(finished_tpot_ms)
+        yield StepRecord(
+            num_reqs=step.num_reqs,
+            num_sampling=step.num_sampling,
+            num_verifying=len(step.verifying),
+            num_tokens=num_tokens,
+            draft_budget=sum(admitted),
+            num_accepted=num_accepted,
+            num_output_tokens=num_verify_outputs + len(step.completing),
+            num_verify_outputs=num_verify_outputs,
+            cost_ms=cost_ms,
+            is_extrapolated=case.prices.verify.is_extrapolated(step.num_reqs, step.mean_context_len, num_tokens),
+            finished_tpot_ms=tuple(finished_tpot_ms),
+        )
+
+
+def _admit(case: ReplayCase, step: ScheduledStep, visited: list[list[int]]) -> list[int]:
+    """Drafts verified per verifying request: all of them, or the best by live survival under a lagged budget."""
+    num_verifying = len(step.verifying)
+    if case.confidence is None:
+        return [case.num_drafts] * num_verifying
+    scheduled = np.full(num_verifying, case.num_drafts)
+    live = np.array([rows[-1] for rows in visited], dtype=np.int64)
+    lagged = np.ones((num_verifying, case.num_drafts), dtype=np.float32)  # 1.0 where a request had none then
+    for r, rows in enumerate(visited):
+        if len(rows) > case.lag:
+            lagged[r] = case.confidence[rows[-1 - case.lag]]
+    choice = choose_draft_budget(
+        lagged,
+        scheduled,
+        num_sampling=step.num_sampling,
+        num_non_draft_tokens=step.num_non_draft_tokens,
+        draft_ms=float(case.planner_prices.draft_ms[step.num_reqs]),
+        verify_ms=case.planner_prices.verify.row(step.num_reqs, step.mean_context_len),
+        overhead_ms=case.planner_prices.overhead_ms,
+    )
+    survival = survival_probability(case.confidence[live], scheduled)
+    return [int(admitted) for admitted in admit_by_survival(survival, scheduled, choice.draft_budget)]
+
+
+def _sum_in_order(values: list[float]) -> float:
+    """Left to right, as the compiled replay adds; sum() may compensate."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total

@@ -1,0 +1,242 @@
+"""Policies compared on one trace, under one set of costs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplan.errors import ConfigError, CoverageError
+from specplan.files.tables import CostTables
+from specplan.files.trace import Trace
+from specplan.planning import CalibrationReport, Policy, cross_fit_confidence, parse_policy
+from specplan.simulation.comparison import PolicyReplays, policy_result, recommend
+from specplan.simulation.prices import StepPrices, VerifyPrices
+from specplan.simulation.replay import ReplayCase, Workload
+from specplan.simulation.result import CalibrationMode, SimulationResult
+
+__all__ = ["simulate"]
+
+_LAGS = (0, 1, 2)
+_NONE = Policy(kind="none")
+
+
+def simulate(
+    trace: Trace,
+    *,
+    tables: CostTables,
+    planner_tables: CostTables | None = None,
+    policies: Sequence[Policy | str],
+    concurrencies: Sequence[int],
+    k: int | None = None,
+    lag: int = 1,
+    calibration: CalibrationMode = "cross-fit",
+    max_num_batched_tokens: int | None = None,
+    seed: int = 0,
+    num_resamples: int = 100,
+    on_progress: Callable[[float, str], None] | None = None,
+) -> SimulationResult:
+    """Replay a dense trace in a closed loop at each concurrency, under each policy and under `none`.
+
+    Args:
+        tables: What a step is charged.
+        planner_tables: What a budget believes a step costs; `tables` where not given.
+        k: Drafts per request that `adaptive` and `oracle` propose; the trace's where not given.
+        lag: How many steps old the confidences are that set the budget. Ranking reads the fresh ones.
+        calibration: "cross-fit" plans with calibrated confidences, "off" with the recorded ones.
+        max_num_batched_tokens: What a step may hold; as many as the tables cover where not given.
+        num_resamples: Draws of the trace's requests behind each interval; 0 leaves the intervals out. Calibration is
+            not fitted anew in each.
+        on_progress: Told the fraction done, and what is at hand.
+    """
+    compared = _policies(policies)
+    num_drafts = trace.num_speculative_tokens if k is None else k
+    levels = sorted(set(concurrencies))
+    _check(trace, compared, levels, num_drafts, lag, num_resamples)
+    signals = _signals(trace, compared, num_drafts, calibration)
+    workload = _workload(trace)
+    planner = tables if planner_tables is None else planner_tables
+    max_tokens = _step_tokens(max_num_batched_tokens, tables, planner)
+    charged = VerifyPrices.from_tables(tables, max_num_reqs=levels[-1], max_num_tokens=max_tokens)
+    believed = (
+        charged
+        if planner is tables
+        else VerifyPrices.from_tables(planner, max_num_reqs=levels[-1], max_num_tokens=max_tokens)
+    )
+
+    def case(policy: Policy, concurrency: int) -> ReplayCase:
+        return ReplayCase(
+            workload=workload,
+            concurrency=concurrency,
+            max_num_batched_tokens=max_tokens,
+            num_drafts=policy.num_drafts(num_drafts),
+            confidence=signals.of(policy),
+            lag=0 if policy.kind == "oracle" else lag,
+            prices=_step_prices(charged, tables, policy, num_drafts),
+            planner_prices=_step_prices(believed, planner, policy, num_drafts),
+        )
+
+    cases = {(policy, concurrency): case(policy, concurrency) for concurrency in levels for policy in compared}
+    replays = _replay_all(cases, _orders(trace.num_requests, num_resamples, seed), on_progress)
+    deployable = [policy for policy in compared if _is_deployable(policy, lag, trace)]
+    return SimulationResult(
+        trace_source=trace.metadata.source,
+        target=trace.metadata.target,
+        draft=trace.metadata.draft,
+        sampling=trace.metadata.sampling,
+        is_approximate=trace.metadata.sampling == "sampled",
+        num_requests=trace.num_requests,
+        num_speculative_tokens=num_drafts,
+        lag=lag,
+        max_num_batched_tokens=max_tokens,
+        seed=seed,
+        num_resamples=num_resamples,
+        calibration=None if signals.confidence is None else calibration,
+        calibration_report=signals.report,
+        policies=[
+            policy_result(replays[policy, concurrency], replays[_NONE, concurrency], lag=lag)
+            for concurrency in levels
+            for policy in compared
+        ],
+        recommendations=[recommend([replays[policy, concurrency] for policy in deployable]) for concurrency in levels],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Signals:
+    """What budgets read, per policy kind."""
+
+    confidence: NDArray[np.float32] | None  # [rows, k]; None where no policy needs it
+    report: CalibrationReport | None
+    outcome: NDArray[np.float32]  # [rows, k], 1 where the draft is accepted
+
+    def of(self, policy: Policy) -> NDArray[np.float32] | None:
+        if policy.kind == "oracle":
+            return self.outcome
+        return self.confidence if policy.kind == "adaptive" else None
+
+
+def _signals(trace: Trace, policies: Sequence[Policy], k: int, calibration: CalibrationMode) -> _Signals:
+    outcome = (np.arange(k) < trace.accepted_len[:, None]).astype(np.float32)
+    if trace.confidence is None or not any(policy.needs_confidence for policy in policies):
+        return _Signals(confidence=None, report=None, outcome=outcome)
+    raw = np.ascontiguousarray(trace.confidence[:, :k])
+    if calibration == "off":
+        return _Signals(confidence=raw, report=None, outcome=outcome)
+    fitted = cross_fit_confidence(
+        raw, np.minimum(trace.accepted_len, k), np.minimum(trace.verified_len, k), trace.request
+    )
+    return _Signals(confidence=fitted.confidence, report=fitted.report, outcome=outcome)
+
+
+def _policies(policies: Sequence[Policy | str]) -> list[Policy]:
+    """As asked for, each once, and `none` first where it was not asked for: it is what gains are measured against."""
+    parsed = [parse_policy(policy) if isinstance(policy, str) else policy for policy in policies]
+    return list(dict.fromkeys(parsed if _NONE in parsed else [_NONE, *parsed]))
+
+
+def _workload(trace: Trace) -> Workload:
+    begins = trace.row_start[:-1]
+    return Workload(
+        accepted_len=trace.accepted_len.copy(),  # Parquet's is read-only, which numba would compile for once more
+        first_row=begins + 1 - trace.position[begins],  # a recorder writes position 0 too
+        prompt_len=trace.prompt_len,
+        output_len=trace.output_len,
+    )
+
+
+def _step_tokens(asked: int | None, tables: CostTables, planner: CostTables) -> int:
+    covered = min(tables.max_num_tokens, planner.max_num_tokens)
+    if asked is None:
+        return covered
+    if asked < 1:
+        raise ConfigError(f"max_num_batched_tokens is {asked}, expected 1 or more", "leave it out, or pass 1 or more")
+    if asked > covered:
+        raise CoverageError(
+            f"max_num_batched_tokens is {asked}, and the cost tables cover steps of up to {covered} tokens",
+            f"pass {covered} or less, or profile larger steps and rebuild the tables",
+        )
+    return asked
+
+
+def _step_prices(verify: VerifyPrices, tables: CostTables, policy: Policy, k: int) -> StepPrices:
+    draft_ms = (
+        np.asarray(tables.draft_row(policy.num_drafts(k)), dtype=np.float64)
+        if policy.loads_drafter
+        else np.zeros(tables.max_num_reqs + 1)
+    )
+    return StepPrices(verify=verify, draft_ms=draft_ms, overhead_ms=float(tables.overhead_ms))
+
+
+def _orders(num_requests: int, num_resamples: int, seed: int) -> list[NDArray[np.int64]]:
+    """The file's order, and draws of as many requests with replacement. Of one request there is only one draw."""
+    if num_requests == 1:
+        num_resamples = 0
+    draws = np.random.default_rng(seed).integers(0, num_requests, size=(num_resamples, num_requests))
+    return [np.arange(num_requests, dtype=np.int64), *draws]
+
+
+def _replay_all(
+    cases: dict[tuple[Policy, int], ReplayCase],
+    orders: Sequence[NDArray[np.int64]],
+    on_progress: Callable[[float, str], None] | None,
+) -> dict[tuple[Policy, int], PolicyReplays]:
+    from specplan.simulation.replay_fast import replay_fast
+
+    replays = {}
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for done, ((policy, concurrency), case) in enumerate(cases.items()):
+            if on_progress is not None:
+                on_progress(done / len(cases), f"{policy.name} at concurrency {concurrency}")
+            case.closed_loop(orders[0])  # refuses a step too small for its requests
+            totals, *resampled = pool.map(replay_fast, repeat(case), orders)
+            replays[policy, concurrency] = PolicyReplays(
+                policy=policy, concurrency=concurrency, totals=totals, resampled=resampled
+            )
+    if on_progress is not None:
+        on_progress(1.0, "done")
+    return replays
+
+
+def _is_deployable(policy: Policy, lag: int, trace: Trace) -> bool:
+    """Whether a server can run the policy without changing what it samples."""
+    losslessness = policy.losslessness(lag)
+    return losslessness == "lossless" or (losslessness == "greedy-only" and trace.metadata.sampling == "greedy")
+
+
+def _check(
+    trace: Trace, policies: Sequence[Policy], concurrencies: Sequence[int], k: int, lag: int, num_resamples: int
+) -> None:
+    if trace.metadata.kind != "dense":
+        raise ConfigError(
+            f"the trace is {trace.metadata.kind}, expected a dense one: replay needs a draft at every position",
+            "record a dense trace with `specplan record`",
+        )
+    if not 1 <= k <= trace.num_speculative_tokens:
+        raise ConfigError(
+            f"k is {k}, expected 1 to the trace's K = {trace.num_speculative_tokens}",
+            f"pass -k {trace.num_speculative_tokens} or less, or record a trace with more drafts per position",
+        )
+    for policy in policies:
+        if policy.num_drafts(k) > k:
+            raise ConfigError(
+                f"policy {policy.name} drafts more than K = {k}",
+                f"use fixed:{k} or less, or a trace recorded with more drafts per position",
+            )
+        if policy.needs_confidence and trace.confidence is None:
+            raise ConfigError(
+                f"policy {policy.name} needs confidences, and the trace holds outcomes only",
+                "use none, fixed:K or oracle, or record a trace with confidences: `specplan record`",
+            )
+    if not concurrencies or concurrencies[0] < 1:
+        found = concurrencies[0] if concurrencies else "empty"
+        raise ConfigError(f"concurrency is {found}, expected 1 or more", "pass --concurrency 1,4,16,64")
+    if lag not in _LAGS:
+        raise ConfigError(f"lag is {lag}, expected 0, 1 or 2", "pass --lag 1, which is what vLLM runs")
+    if num_resamples < 0:
+        raise ConfigError(f"num_resamples is {num_resamples}, expected 0 or more", "pass 100, or 0 for no intervals")

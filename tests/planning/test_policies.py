@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from specplan.errors import ConfigError
+from specplan.planning import KNOWN_POLICIES, Policy, parse_policy
+
+
+@pytest.mark.parametrize("text", ["none", "fixed:0", "fixed:7", "adaptive", "oracle"])
+def test_a_policy_is_named_as_it_was_parsed(text: str) -> None:
+    assert parse_policy(text).name == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fixed", "fixed:", "fixed:-1", "fixed:1.5", "fixed:x", "Adaptive", "greedy", "none "]
+)
+def test_unknown_policies_are_refused_with_the_known_ones(text: str) -> None:
+    with pytest.raises(ConfigError, match="unknown policy") as caught:
+        parse_policy(text)
+    assert all(known in caught.value.hint for known in KNOWN_POLICIES)
+
+
+@pytest.mark.parametrize(("kind", "fixed_k"), [("fixed", None), ("none", 3), ("fixed", -1)])
+def test_a_policy_is_valid_from_birth(kind: str, fixed_k: int | None) -> None:
+    with pytest.raises(ConfigError):
+        Policy(kind=kind, fixed_k=fixed_k)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "drafts", "loads", "plans", "needs"),
+    [
+        ("none", 0, False, False, False),
+        ("fixed:3", 3, True, False, False),
+        ("fixed:0", 0, True, False, False),
+        ("adaptive", 7, True, True, True),
+        ("oracle", 7, True, True, False),
+    ],
+)
+def test_what_a_policy_runs(text: str, drafts: int, loads: bool, plans: bool, needs: bool) -> None:
+    policy = parse_policy(text)
+    assert policy.num_drafts(7) == drafts
+    assert (policy.loads_drafter, policy.plans_budget, policy.needs_confidence) == (loads, plans, needs)
+
+
+def test_losslessness() -> None:
+    labels = {
+        (text, lag): parse_policy(text).losslessness(lag)
+        for text in ("none", "fixed:3", "adaptive", "oracle")
+        for lag in (0, 1, 2)
+    }
+    assert {label for (text, _), label in labels.items() if text in ("none", "fixed:3")} == {"lossless"}
+    assert [labels["adaptive", lag] for lag in (0, 1, 2)] == ["greedy-only", "lossless", "lossless"]
+    assert {labels["oracle", lag] for lag in (0, 1, 2)} == {"anticipating"}
+
+
+def test_simpler_first() -> None:
+    policies = [parse_policy(text) for text in ("oracle", "adaptive", "fixed:2", "none")]
+    assert [policy.name for policy in sorted(policies, key=lambda policy: policy.complexity)] == [
+        "none",
+        "fixed:2",
+        "adaptive",
+        "oracle",
+    ]

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from specplan.errors import FileError
+from specplan.planning import CalibrationReport, CalibrationScore
+from specplan.report import deploy_sentence, simulation_notes, simulation_rows, simulation_table, write_result
+from specplan.simulation import Gain, PolicyResult, Recommendation, SimulationResult
+
+
+def policy(name: str, concurrency: int, gain: float | None = None, **changes: Any) -> PolicyResult:
+    """A policy that gains so much over none, give or take two percent; none itself where it gains nothing."""
+    found = (
+        Gain(estimate=0.0, interval=(0.0, 0.0))
+        if gain is None
+        else Gain(estimate=gain, interval=(gain - 0.02, gain + 0.02))
+    )
+    return PolicyResult(
+        **{
+            "policy": name,
+            "concurrency": concurrency,
+            "losslessness": "anticipating" if name == "oracle" else "lossless",
+            "output_tokens_per_s": 1234.56 * (1 + found.estimate),
+            "tpot_ms": 3.21987,
+            "mean_accepted_len_plus_1": 2.345,
+            "mean_budget": 0.0 if gain is None else 11.25,
+            "wasted_share": None if gain is None else 0.4321,
+            "gain_over_none": found,
+            "verdict": None if gain is None else found.verdict,
+            "num_steps": 500,
+            "num_requests": 100,
+            "extrapolated_share": 0.0,
+        }
+        | changes
+    )
+
+
+def advice(name: str, concurrency: int, fastest: str | None = None) -> Recommendation:
+    return Recommendation(
+        concurrency=concurrency,
+        policy=name,
+        fastest=fastest or name,
+        tied_with=[] if fastest is None else [name],
+        runner_up=None,
+        lead_over_runner_up=None,
+    )
+
+
+def result(policies: list[PolicyResult], recommendations: list[Recommendation], **changes: Any) -> SimulationResult:
+    return SimulationResult(
+        **{
+            "trace_source": "prompts.jsonl",
+            "target": "tiny",
+            "draft": "tiny",
+            "sampling": "greedy",
+            "is_approximate": False,
+            "num_requests": 100,
+            "num_speculative_tokens": 7,
+            "lag": 1,
+            "max_num_batched_tokens": 1024,
+            "seed": 0,
+            "num_resamples": 100,
+            "calibration": None,
+            "calibration_report": None,
+            "policies": policies,
+            "recommendations": recommendations,
+        }
+        | changes
+    )
+
+
+def usual() -> SimulationResult:
+    return result(
+        [
+            policy("none", 1), policy("fixed:3", 1, 0.413), policy("oracle", 1, 0.9),
+            policy("none", 4), policy("fixed:3", 4, 0.2), policy("oracle", 4, 0.9),
+            policy("none", 16), policy("fixed:3", 16, -0.3), policy("oracle", 16, 0.1),
+            policy("none", 64), policy("fixed:3", 64, -0.5), policy("oracle", 64, 0.01),
+        ],
+        [advice("fixed:3", 1), advice("fixed:3", 4), advice("none", 16), advice("none", 64)],
+    )  # fmt: skip
+
+
+def test_the_sentence_says_what_to_deploy_where_and_what_it_gains() -> None:
+    assert deploy_sentence(usual()) == (
+        "Deploy fixed:3 up to concurrency 4 and none from 16 on: "
+        "+41.3% [+39.3, +43.3] output tokens/s over no speculation at 1 and +20.0% [+18.0, +22.0] at 4."
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "places"),
+    [
+        (["none"], "none at concurrency 1"),
+        (["none", "none"], "none at concurrency 1 to 2"),
+        (["fixed:3", "none"], "fixed:3 at concurrency 1 and none from 2 on"),
+        (["adaptive", "fixed:3", "none"], "adaptive at concurrency 1, fixed:3 at 2 and none from 4 on"),
+        (["adaptive", "fixed:3", "fixed:3", "none"], "adaptive at concurrency 1, fixed:3 at 2 to 4 and none from 8 on"),
+    ],
+)
+def test_places(names: list[str], places: str) -> None:
+    recommendations = [advice(name, 2**i) for i, name in enumerate(names)]
+    policies = [policy(name, 2**i, None if name == "none" else 0.5) for i, name in enumerate(names)]
+    assert deploy_sentence(result(policies, recommendations)).startswith(f"Deploy {places}: ")
+
+
+def test_no_gain_is_said() -> None:
+    found = result([policy("none", 1), policy("fixed:3", 1, -0.2)], [advice("none", 1)])
+    assert deploy_sentence(found) == (
+        "Deploy none at concurrency 1: no policy yields more output tokens/s than no speculation, beyond noise."
+    )
+
+
+def test_doubts_are_said() -> None:
+    found = result(
+        [
+            policy("none", 1), policy("fixed:3", 1, 0.4), policy("adaptive", 1, 0.41),
+            policy("none", 8), policy("fixed:3", 8, 0.01, extrapolated_share=0.36), policy("adaptive", 8, -0.1),
+        ],
+        [advice("fixed:3", 1, fastest="adaptive"), advice("fixed:3", 8)],
+        is_approximate=True,
+        sampling="sampled",
+    )  # fmt: skip
+    assert deploy_sentence(found) == (
+        "Deploy fixed:3 at concurrency 1 to 8: +40.0% [+38.0, +42.0] output tokens/s over no speculation at 1 and "
+        "+1.0% [-1.0, +3.0] at 8 (too close to call); "
+        "at 1 the lead of adaptive is within noise, so the simpler fixed:3 is named; "
+        "at 8 36% of the steps cost what was extrapolated, not measured; "
+        "the trace was sampled, so its replay is approximate."
+    )
+
+
+def test_cells() -> None:
+    headers, rows = simulation_rows(usual())
+    assert headers == (
+        "conc.", "policy", "output tokens/s", "TPOT ms", "accepted_len + 1", "budget per step", "wasted drafts",
+        "gain over none", "95% interval", "verdict",
+    )  # fmt: skip
+    assert rows[0] == ("1", "none", "1,234.6", "3.220", "2.35", "0.0", "-", "-", "-", "baseline")
+    assert rows[1] == ("1", "fixed:3", "1,744.4", "3.220", "2.35", "11.2", "43%", "+41.3%", "+39.3, +43.3", "better")
+    assert len(rows) == 12
+
+
+def test_extrapolation_has_a_column_where_there_is_any() -> None:
+    headers, rows = simulation_rows(result([policy("none", 1), policy("fixed:3", 1, 0.1, extrapolated_share=0.25)], []))
+    assert headers[-1] == "extrapolated"
+    assert [row[-1] for row in rows] == ["0%", "25%"]
+
+
+def test_no_interval_and_no_figures() -> None:
+    nothing = policy("fixed:3", 1, 0.1, tpot_ms=None, mean_accepted_len_plus_1=None)
+    nothing = msgspec.structs.replace(nothing, gain_over_none=Gain(estimate=0.1, interval=None))
+    _, rows = simulation_rows(result([nothing], []))
+    assert rows[0][3:5] == ("-", "-")
+    assert rows[0][7:9] == ("+10.0%", "no interval")
+
+
+def test_the_table_shows_every_cell_whole() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(simulation_table(usual()))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for cells in simulation_rows(usual())[1]:
+        for cell in cells:
+            assert all(word in text for word in cell.split())
+    assert "…" not in text
+
+
+def test_notes_say_what_the_figures_rest_on() -> None:
+    score = CalibrationScore(log_loss=0.7, brier=0.2, expected_calibration_error=0.3)
+    better = CalibrationScore(log_loss=0.5, brier=0.1, expected_calibration_error=0.02)
+    report = CalibrationReport(num_drafts=9, before=score, after=better, slopes=(1.0, 1.0), intercepts=([0.0], [0.0]))
+    found = msgspec.structs.replace(usual(), calibration="cross-fit", calibration_report=report)
+    assert simulation_notes(found) == [
+        "100 requests of prompts.jsonl, K = 7, greedy output; steps of up to 1024 tokens",
+        "budgets from confidences at lag 1, calibrated on the other half of the requests: log loss of survival 0.700 "
+        "before, 0.500 after; calibration error 0.300 before, 0.020 after",
+        "oracle is anticipating: it knows what will be accepted, so it is a bound on better rankings and cannot be "
+        "deployed",
+        "intervals from 100 draws of the requests; they leave out the error of the cost tables",
+    ]
+    raw = msgspec.structs.replace(found, calibration="off", calibration_report=None, is_approximate=True)
+    assert simulation_notes(raw)[0].startswith("100 requests of prompts.jsonl, K = 7, an approximate replay")
+    assert simulation_notes(raw)[1] == "budgets from confidences at lag 1, as recorded"
+
+
+def test_the_result_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_result(usual(), path)
+    assert msgspec.json.decode(path.read_bytes(), type=SimulationResult) == usual()
+    with pytest.raises(FileError, match="cannot write"):
+        write_result(usual(), tmp_path / "absent" / "result.json")

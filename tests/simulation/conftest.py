@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specplan.planning import Policy, parse_policy
+from specplan.simulation.prices import StepPrices, VerifyPrices
+from specplan.simulation.replay import ReplayCase, Workload
+
+MakeCase = Callable[..., ReplayCase]
+MakePrices = Callable[..., StepPrices]
+
+
+@pytest.fixture
+def make_prices() -> MakePrices:
+    """Prices of one context from a cost by tokens, whatever the number of requests."""
+
+    def make(verify_ms: Any, *, max_num_reqs: int, draft_ms: float = 0.0, overhead_ms: float = 0.0) -> StepPrices:
+        row = np.asarray(verify_ms, dtype=np.float64)
+        table = np.broadcast_to(row, (1, max_num_reqs + 1, len(row))).copy()
+        verify = VerifyPrices(contexts=np.zeros(1), verify_ms=table, extrapolated=np.zeros(table.shape, dtype=np.bool_))
+        return StepPrices(verify=verify, draft_ms=np.full(max_num_reqs + 1, draft_ms), overhead_ms=overhead_ms)
+
+    return make
+
+
+@pytest.fixture
+def make_case() -> MakeCase:
+    """A policy at a concurrency, on a workload given row by row."""
+
+    def make(
+        policy: str | Policy,
+        *,
+        accepted_lens: list[Any],  # per request, from position 1 on
+        prices: StepPrices,
+        confidence: NDArray[np.float32] | None = None,
+        prompt_len: int | list[int] = 1,
+        concurrency: int = 1,
+        k: int = 7,
+        lag: int = 1,
+        max_num_batched_tokens: int | None = None,
+        planner_prices: StepPrices | None = None,
+    ) -> ReplayCase:
+        policy = parse_policy(policy) if isinstance(policy, str) else policy
+        lens = np.array([len(steps) for steps in accepted_lens])
+        accepted_len = np.concatenate([np.asarray(steps, dtype=np.int32) for steps in accepted_lens])
+        if policy.kind == "oracle":
+            confidence = (np.arange(k) < accepted_len[:, None]).astype(np.float32)
+        return ReplayCase(
+            workload=Workload(
+                accepted_len=accepted_len,
+                first_row=np.concatenate(([0], np.cumsum(lens)[:-1])).astype(np.int64),
+                prompt_len=np.broadcast_to(np.asarray(prompt_len, dtype=np.int32), lens.shape).copy(),
+                output_len=(lens + 1).astype(np.int32),
+            ),
+            concurrency=concurrency,
+            max_num_batched_tokens=max_num_batched_tokens or prices.verify.max_num_tokens,
+            num_drafts=policy.num_drafts(k),
+            confidence=confidence if policy.plans_budget else None,
+            lag=0 if policy.kind == "oracle" else lag,
+            prices=prices,
+            planner_prices=planner_prices or prices,
+        )
+
+    return make
