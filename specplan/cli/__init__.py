@@ -18,11 +18,10 @@ from specplan.cli.cmd_profile import profile
 from specplan.cli.cmd_record import record
 from specplan.cli.cmd_simulate import simulate
 from specplan.cli.cmd_tables import tables
+from specplan.cli.output import INTERRUPTED
 from specplan.errors import SpecplanError
 
 __all__ = ["app", "main"]
-
-INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
 class ErrorBoundary(TyperGroup):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specplan.cli.output import JsonOption, print_json, remark, require_writable, show_progress
+from specplan.cli.output import INTERRUPTED, JsonOption, print_json, remark, require_writable, show_progress
 
 if TYPE_CHECKING:
     from specplan.files import Profile
@@ -61,8 +61,10 @@ def profile(
     with show_progress("measuring") as report:
 
         def on_progress(progress: SweepProgress) -> None:
-            doing = f"round {progress.rounds}, {progress.points_done} of {progress.points_total} points settled"
-            report(progress.fraction, doing)
+            settled = f"{progress.points_done} of {progress.points_total} points settled"
+            report(
+                progress.fraction, f"round {progress.rounds}, {settled}" if progress.rounds else "making steps ready"
+            )
 
         measured = profile_pair(
             pair.target,
@@ -75,11 +77,14 @@ def profile(
     measured.write(output)
     if json:
         print_json(summary(measured, output))
-        return
-    for line in describe(measured, output):
-        typer.echo(line)
+    else:
+        for line in describe(measured, output):
+            typer.echo(line)
+    if any(sample.stop_reason == "interrupted" for sample in measured.samples):
+        remark("interrupted: the profile holds what was measured until then, and says that it is incomplete")
+        raise typer.Exit(INTERRUPTED)
     if not measured.complete:
-        remark("the sweep was cut short: some points are missing or were visited less often")
+        remark("out of time: the profile lacks points that were never visited; give it a larger --time-budget")
 
 
 def summary(measured: Profile, output: Path) -> dict[str, object]:

@@ -15,9 +15,10 @@ from specplan.errors import FileError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["JsonOption", "Report", "print_json", "remark", "require_writable", "show", "show_progress"]
+__all__ = ["INTERRUPTED", "JsonOption", "Report", "print_json", "remark", "require_writable", "show", "show_progress"]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 # Wide enough for every table where the output is a file or a pipe, which have no width of their own.
 PIPE_WIDTH = 120
 

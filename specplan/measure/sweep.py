@@ -45,7 +45,10 @@ class StoppingRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepProgress:
-    """How far the sweep is: `fraction` is of the time budget where there is one, else of the points that are done."""
+    """How far the sweep is: `fraction` is of the time budget where there is one, else of the points that are done.
+
+    In round 0 steps are made ready: warmed up and, on CUDA, captured.
+    """
 
     fraction: float
     points_done: int
@@ -93,19 +96,21 @@ def sweep(
     """
     all_series = [Series(point) for point in plan.points()]
     start_s = time.monotonic()
-    rounds = 0
 
-    def out_of_time() -> bool:
-        return rule.time_budget_s is not None and time.monotonic() - start_s >= rule.time_budget_s
+    def tell(point: MeasuredPoint, rounds: int) -> None:
+        on_progress(sweep_progress(all_series, rule, point, rounds, time.monotonic() - start_s))
 
     interrupted = False
     try:
-        make_steps(factory, all_series)
+        # Every step is ready before any is timed, the largest first, so that smaller graphs fit in its memory.
+        for series in sorted(all_series, key=lambda series: -series.point.shape.num_tokens):
+            series.step = factory.make(series.point)
+            tell(series.point, rounds=0)
         for rounds, series in visits(all_series, seed):
-            if out_of_time():
+            if rule.time_budget_s is not None and time.monotonic() - start_s >= rule.time_budget_s:
                 break
             visit(series, rule, factory.device)
-            on_progress(sweep_progress(all_series, rule, series.point, rounds, time.monotonic() - start_s))
+            tell(series.point, rounds)
     except KeyboardInterrupt:
         interrupted = True
     for series in all_series:
@@ -116,12 +121,6 @@ def sweep(
             "the sweep ended before its first point was measured", "give it more time, or fewer requests to measure"
         )
     return SweepResult(samples=samples, complete=not interrupted and len(samples) == len(all_series))
-
-
-def make_steps(factory: StepFactory, all_series: list[Series]) -> None:
-    """Readies every step before anything is timed, the largest first, so that smaller graphs fit in its memory."""
-    for series in sorted(all_series, key=lambda series: -series.point.shape.num_tokens):
-        series.step = factory.make(series.point)
 
 
 def visits(all_series: list[Series], seed: int) -> Iterator[tuple[int, Series]]:

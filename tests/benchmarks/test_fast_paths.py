@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from specplan.costs import build_cost_tables
 from specplan.costs.pricing import plan_row, price_rows, reference_row
 from specplan.device.acceptance import accepted_prefix_mask, accepted_prefix_mask_reference
 from specplan.shapes import default_capture_sizes, tail_sizes
+from specplan.simulation.prices import StepPrices, VerifyPrices
+from specplan.simulation.replay import ReplayCase, Workload, replay
+from specplan.simulation.replay_fast import replay_fast
 
 Compare = Callable[..., None]
 
@@ -42,4 +46,45 @@ def test_pricing_a_row(compare: Compare) -> None:
         plain=lambda: reference_row(
             sizes.tolist(), ms.tolist(), capture_limit=512, max_size=4096, monotone="running-max"
         ),
+    )
+
+
+@pytest.mark.parametrize("concurrency", [1, 16, 64])
+def test_replay(compare: Compare, concurrency: int) -> None:
+    tables = build_cost_tables(
+        [(1, 0.5), (64, 2.0)],
+        [(1, 2.0), (64, 4.0), (256, 9.0), (512, 16.0), (768, 30.0), (1024, 40.0)],
+        max_num_reqs=64,
+        max_num_tokens=1024,
+        capture_limit=512,
+    )
+    prices = StepPrices(
+        verify=VerifyPrices.from_tables(tables, max_num_reqs=64, max_num_tokens=1024),
+        draft_ms=tables.draft_ms,
+        overhead_ms=0.0,
+    )
+    num_requests, output_len, k = 100, 128, 7
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.3, 1.0, (num_requests * output_len, k)).astype(np.float32)
+    accepted_len = np.cumprod(rng.uniform(size=confidence.shape) < confidence, axis=1).sum(axis=1)
+    case = ReplayCase(
+        workload=Workload(
+            accepted_len=accepted_len.astype(np.int32),
+            first_row=np.arange(num_requests, dtype=np.int64) * output_len + 1,
+            prompt_len=np.full(num_requests, 100, dtype=np.int32),
+            output_len=np.full(num_requests, output_len, dtype=np.int32),
+        ),
+        concurrency=concurrency,
+        max_num_batched_tokens=1024,
+        num_drafts=k,
+        confidence=confidence,
+        lag=1,
+        prices=prices,
+        planner_prices=prices,
+    )
+    order = np.arange(num_requests, dtype=np.int64)
+    compare(
+        f"adaptive replay at concurrency {concurrency}, compiled against plain",
+        fast=lambda: replay_fast(case, order),
+        plain=lambda: replay(case, order),
     )

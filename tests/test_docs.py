@@ -1,0 +1,69 @@
+"""What the documents promise is there: files, commands, options, the version."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+
+from specplan import __version__
+from specplan.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if not link.startswith("https://"):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "demo.sh"], ids=lambda page: page.name)
+def test_commands_shown_exist_with_their_options(page: Path) -> None:
+    text = page.read_text().replace("\\\n", " ")
+    if page.suffix == ".md":  # prose may well begin a line with the tool's name
+        text = "\n".join(re.findall(r"(?ms)^```\w*\n(.*?)^```", text))
+    for command, rest in re.findall(r"(?m)^(?:run |\$ )?specplan ([a-z]+)(.*)$", text):
+        assert command in COMMANDS, f"{page.name} shows specplan {command}"
+        known = {option for parameter in COMMANDS[command].params for option in parameter.opts}
+        shown = set(re.findall(r"(?<=\s)(--?[a-z][a-z-]*)", rest))
+        assert shown <= known, f"{page.name}: specplan {command} has no {sorted(shown - known)}"
+
+
+def test_the_readme_shows_every_command() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [command for command in COMMANDS if f"specplan {command} " not in readme] == []
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert re.search(rf"^## {re.escape(__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_targets_the_readme_names_are_in_the_makefile() -> None:
+    targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text()))
+    named = set(re.findall(r"\bmake ([a-z-]+)\b", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_ci_runs_what_the_readme_says() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "make test" in script
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_nothing_tracked_names_a_machine() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    home = str(Path.home())
+    for name in tracked:
+        path = ROOT / name
+        if path.is_file() and path.suffix in {".py", ".md", ".json", ".toml", ".sh", ".txt", ""}:
+            text = path.read_text(errors="replace")
+            assert str(ROOT) not in text, name
+            if len(home) > 1:
+                assert f"{home}/" not in text, name
