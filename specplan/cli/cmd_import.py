@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specplan.cli.output import JsonOption, print_json, require_writable
+from specplan.cli.output import JsonOption, print_json
 
 __all__ = ["import_trace"]
+
+
+class Sampling(StrEnum):
+    GREEDY = "greedy"
+    SAMPLED = "sampled"
 
 
 def import_trace(
@@ -27,6 +33,12 @@ def import_trace(
         int | None,
         typer.Option("--num-speculative-tokens", "-k", help="K; longer entries are cut to it. Default: the longest."),
     ] = None,
+    sampling: Annotated[
+        Sampling,
+        typer.Option(
+            help="How the target chose its tokens. Replay is exact for greedy output, approximate for sampled."
+        ),
+    ] = Sampling.SAMPLED,
     json: JsonOption = False,
 ) -> None:
     """Make an outcome-only trace (accepted lengths without confidences) from JSONL lists.
@@ -35,11 +47,17 @@ def import_trace(
 
     Policies that need confidences refuse such a trace; `none`, `fixed:k` and `oracle` replay it.
     """
+    from specplan.files import require_trace_suffix, require_writable
     from specplan.interop import import_accepted_lengths
 
+    require_trace_suffix(output)
     require_writable(output)
     trace = import_accepted_lengths(
-        source, field=field, counts_bonus=counts_bonus, num_speculative_tokens=num_speculative_tokens
+        source,
+        field=field,
+        counts_bonus=counts_bonus,
+        num_speculative_tokens=num_speculative_tokens,
+        sampling=sampling.value,
     )
     trace.write(output)
     if json:

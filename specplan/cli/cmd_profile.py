@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specplan.cli.output import INTERRUPTED, JsonOption, print_json, remark, require_writable, show_progress
+from specplan.cli.output import INTERRUPTED, JsonOption, print_json, remark, show_progress
 
 if TYPE_CHECKING:
     from specplan.files import Profile
@@ -34,7 +34,7 @@ def profile(
     time_budget: Annotated[
         float | None, typer.Option(help="Seconds to spend measuring. Default: until every point has settled.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random tokens, caches and order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random tokens, caches and order.", min=0, max=2**63 - 2)] = 0,
     json: JsonOption = False,
 ) -> None:
     """Measure what draft and verify steps cost on this device.
@@ -45,6 +45,7 @@ def profile(
     """
     from specplan.cli.loading import load_pair
     from specplan.errors import ConfigError
+    from specplan.files import require_writable
     from specplan.measure import ProfilePlan, StoppingRule, SweepProgress, profile_pair
 
     if time_budget is not None and not time_budget > 0:
@@ -55,8 +56,11 @@ def profile(
     plan = ProfilePlan.default(
         max_num_seqs=max_num_seqs,
         num_speculative_tokens=num_speculative_tokens,
-        max_num_batched_tokens=max_num_batched_tokens or (8192 if pair.device.type == "cuda" else 1024),
+        max_num_batched_tokens=pair.default_batched_tokens
+        if max_num_batched_tokens is None
+        else max_num_batched_tokens,
         context_len=min(2048, positions // 8) if context_len is None else context_len,
+        ceiling=pair.capture_ceiling,
     )
     with show_progress("measuring") as report:
 
@@ -85,6 +89,10 @@ def profile(
         raise typer.Exit(INTERRUPTED)
     if not measured.complete:
         remark("out of time: the profile lacks points that were never visited; give it a larger --time-budget")
+
+
+def given_or(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def summary(measured: Profile, output: Path) -> dict[str, object]:

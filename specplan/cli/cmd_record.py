@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specplan.cli.output import JsonOption, print_json, require_writable, show_progress
+from specplan.cli.output import JsonOption, print_json, show_progress
 
 __all__ = ["record"]
 
@@ -32,7 +32,7 @@ def record(
     """
     from specplan.cli.loading import load_pair
     from specplan.engine import read_prompts, record_trace
-    from specplan.files import require_trace_suffix
+    from specplan.files import require_trace_suffix, require_writable
 
     require_writable(output)
     require_trace_suffix(output)

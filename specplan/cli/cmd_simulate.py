@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from specplan.cli.output import JsonOption, print_json, require_writable, show, show_progress
+from specplan.cli.output import JsonOption, print_json, show, show_progress
 
 __all__ = ["simulate"]
 
@@ -37,6 +37,10 @@ def simulate(
         Calibration,
         typer.Option(help="cross-fit: confidences calibrated on the other half of the requests. off: as recorded."),
     ] = Calibration.CROSS_FIT,
+    num_resamples: Annotated[
+        int, typer.Option("--resamples", help="Draws of the requests behind each interval; 0 leaves intervals out.")
+    ] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of those draws.", min=0)] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Result to write (JSON).")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -44,7 +48,7 @@ def simulate(
 
     Example: specplan simulate trace.parquet --tables tables.json --policy adaptive --policy fixed:3 --concurrency 1,16
     """
-    from specplan.files import CostTables, Trace
+    from specplan.files import CostTables, Trace, require_writable
     from specplan.planning import parse_policy
     from specplan.report import deploy_sentence, simulation_notes, simulation_table, write_result
     from specplan.simulation import simulate as run_simulation
@@ -64,6 +68,8 @@ def simulate(
             k=num_speculative_tokens,
             lag=lag,
             calibration=calibration.value,
+            num_resamples=num_resamples,
+            seed=seed,
             on_progress=report,
         )
     if output is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from specplan.cli.output import JsonOption, print_json, require_writable, show
+from specplan.cli.output import JsonOption, print_json, show
 
 __all__ = ["tables"]
 
@@ -36,7 +36,7 @@ def tables(
     Example: specplan tables profile.json -o tables.json
     """
     from specplan.costs import tables_from_profile
-    from specplan.files import Profile
+    from specplan.files import Profile, require_writable
     from specplan.report.tables import tables_report
 
     if output is not None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from specplan.errors import FileError
-
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["INTERRUPTED", "JsonOption", "Report", "print_json", "remark", "require_writable", "show", "show_progress"]
+__all__ = ["INTERRUPTED", "JsonOption", "Report", "print_json", "remark", "show", "show_progress"]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
@@ -89,16 +86,3 @@ def line_report(task: str) -> Report:
             remark(f"{task}: {tenths_told * 10}% ({doing})")
 
     return report
-
-
-def require_writable(path: Path, option: str = "--output") -> None:
-    """Refuses a path that could not be written at the end, before the work begins."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise FileError(
-            f"{option} {path}: there is no folder {folder}", f"create it (mkdir -p {folder}) or name another"
-        )
-    if path.is_dir():
-        raise FileError(f"{option} {path} is a folder, expected a file", "add a file name to it")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise FileError(f"{option} {path} cannot be written", "choose a path you may write to")

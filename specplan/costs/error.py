@@ -13,7 +13,7 @@ from specplan.files.tables import RegionError
 __all__ = ["LEAVE_ONE_OUT", "SPLIT_HALF", "leave_one_out", "split_half", "summarise"]
 
 LEAVE_ONE_OUT = "leave-one-out: each interior size above the capture limit, linear between its neighbours"
-SPLIT_HALF = "split-half: tables from the odd repetitions, against medians of the even ones"
+SPLIT_HALF = "split-half: tables from the earlier half of the repetitions, against medians of the later half"
 
 
 def split_half(
@@ -21,11 +21,17 @@ def split_half(
     predict: Callable[[NDArray[np.float64]], NDArray[np.float64]],  # costs [P] -> what tables of them say there [P]
     region: NDArray[np.bool_],  # [P]
 ) -> RegionError | None:
-    """Only points with two repetitions or more can be judged; the others still shape the tables."""
-    odd = np.array([np.median(values[0::2]) for values in points.repetitions_ms])
-    judged = region & np.array([len(values) >= 2 for values in points.repetitions_ms], dtype=bool)
-    even = np.array([np.median(points.repetitions_ms[index][1::2]) for index in np.flatnonzero(judged)])
-    return summarise(predict(odd)[judged] / even - 1.0, SPLIT_HALF)
+    """Halved in time, so that drift between visits counts as the error it is.
+
+    Only points with two repetitions or more can be judged; the others still shape the tables.
+    """
+    halves = [
+        np.array_split(values, 2) for values in points.repetitions_ms
+    ]  # of one repetition the later half is empty
+    judged = region & np.array([len(later) > 0 for _, later in halves], dtype=bool)
+    earlier_ms = np.array([np.median(earlier) for earlier, _ in halves])
+    later_ms = np.array([np.median(halves[index][1]) for index in np.flatnonzero(judged)])
+    return summarise(predict(earlier_ms)[judged] / later_ms - 1.0, SPLIT_HALF)
 
 
 def leave_one_out(

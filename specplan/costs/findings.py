@@ -17,7 +17,7 @@ __all__ = ["Evidence", "MeasuredCurve", "free_drafter", "judge_costs", "judge_pr
 _FLAT = 0.05  # a table that rises less than this over its whole range
 _FALL = 0.01  # a fall between neighbouring sizes below this is taken for noise
 _SPREAD = 0.10  # interquartile range over median
-_FEW = 5  # repetitions
+_FEW = 20  # repetitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,7 @@ def judge_costs(evidence: Evidence) -> list[Finding]:
 def judge_profile(profile: Profile) -> list[Finding]:
     return [
         *_incomplete(profile),
+        *_failures(profile),
         *_eager_draft(profile),
         *_contexts(profile),
         *_few_repetitions(profile),
@@ -168,6 +169,19 @@ def _incomplete(profile: Profile) -> Iterator[Finding]:
         )
 
 
+def _failures(profile: Profile) -> Iterator[Finding]:
+    if profile.failures:
+        first = profile.failures[0]
+        yield Finding(
+            code="failed-points",
+            severity="warning",
+            place="$.failures[0]",
+            message=f"{len(profile.failures)} shapes could not run; the first, {first.model} {first.mode} of "
+            f"{first.num_reqs} requests and {first.num_tokens} tokens: {first.message}",
+            hint="their costs are held from neighbours; measure within what the device can run",
+        )
+
+
 def _eager_draft(profile: Profile) -> Iterator[Finding]:
     modes = {sample.mode for sample in profile.samples if sample.model == "draft"}
     if modes == {"eager"} and profile.capture_sizes:
@@ -208,8 +222,9 @@ def _few_repetitions(profile: Profile) -> Iterator[Finding]:
             code="few-repetitions",
             severity="warning",
             place=f"$.samples[{few[0]}]",
-            message=f"{len(few)} of {len(profile.samples)} samples have fewer than {_FEW} repetitions",
-            hint="their intervals mean little; give the sweep more time: specplan profile --time-budget",
+            message=f"{len(few)} of {len(profile.samples)} samples have fewer than {_FEW} repetitions, "
+            f"at least {min(len(profile.samples[index].repetitions_ms) for index in few)}",
+            hint="their medians are less sure; give the sweep more time: specplan profile --time-budget SECONDS",
         )
 
 

@@ -65,6 +65,8 @@ def tables_from_profile(
         specplan_version=__version__,
         source=profile.source,
         environment=profile.environment,
+        target=profile.target,
+        draft=profile.draft,
         profile_digest=profile.digest(),
         num_speculative_tokens=profile.num_speculative_tokens,
         capture_sizes=captured,

@@ -98,11 +98,7 @@ def fill_sheet(
     *,
     rows: NDArray[np.int64],  # [R], ascending
 ) -> Sheet:
-    """Each size on its own: where a row was not measured, linear between the rows that were, held outside them.
-
-    A row right beside the measured ones counts as interpolated: of 4 and 8 requests only the 8 can run 40 tokens at
-    K = 7, and a step of 5 requests that does lies between the two. Further out, the cost is a guess.
-    """
+    """Each size on its own: where a row was not measured, linear between the rows that were, held outside them."""
     sizes = np.unique(size)
     shape = (len(rows), len(sizes))
     filled_ms, filled_ci, source = np.empty(shape), np.empty(shape), np.empty(shape, dtype=np.uint8)
@@ -112,8 +108,7 @@ def fill_sheet(
         measured = row[at]
         filled_ms[:, column] = np.interp(rows, measured, ms[at])
         filled_ci[:, column] = np.interp(rows, measured, ci_ms[at])
-        first, last = np.searchsorted(rows, (measured[0], measured[-1]))
-        near = (np.arange(len(rows)) >= first - 1) & (np.arange(len(rows)) <= last + 1)
-        source[:, column] = np.where(near, Source.INTERPOLATED, Source.EXTRAPOLATED)
+        inside = (rows > measured[0]) & (rows < measured[-1])
+        source[:, column] = np.where(inside, Source.INTERPOLATED, Source.EXTRAPOLATED)
         source[np.isin(rows, measured), column] = Source.MEASURED
     return Sheet(sizes=sizes, ms=filled_ms, ci_ms=filled_ci, source=source)

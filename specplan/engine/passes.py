@@ -44,6 +44,11 @@ class VerifyPass:
         drafts = (self.batch.offsets > 0).nonzero().squeeze(1)
         self.draft_index = drafts  # [drafts in all], where they stand among the pass's tokens
 
+    @property
+    def executed_num_tokens(self) -> int:
+        """Tokens that go through the decoder, padding included."""
+        return self.batch.positions.shape[0]
+
     def run(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:  # [padded_tokens] -> [num_reqs], [num_reqs, longest]
         """Accepted drafts of each request, and the target's own greedy token after each of its tokens."""
         hidden = self.decoder(token_ids, self.batch.positions, self.attention)
@@ -78,6 +83,11 @@ class DraftPasses:
         ones = [1] * len(self.feed_lens)
         rest = [RaggedBatch(ones, [n + i for n in committed_lens], cache=cache) for i in range(k - 1)]
         self.passes = [(batch, cached_attention(batch, cache)) for batch in (first, *rest)]
+
+    @property
+    def executed_num_tokens(self) -> int:
+        """Tokens that go through the decoder, over all passes."""
+        return sum(batch.positions.shape[0] for batch, _ in self.passes)
 
     def run(self, feed_ids: Tensor) -> tuple[Tensor, Tensor]:  # [sum(feed_lens)] -> [num_reqs, k] int64, float32
         """The drafts, and the drafter's probability of each: the largest of its softmax, in float32."""

@@ -26,7 +26,8 @@ def read_prompts(path: Path) -> list[str]:
     """The prompts of a JSONL file, one object with a `prompt` a line; blank lines are passed over."""
     hint = 'expected JSONL, one object a line: {"prompt": "..."}'
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: JSON strings may hold U+2028 and other ends of line as they are.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         raise FileError(f"no prompts file at {path}", hint) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -71,6 +72,13 @@ def record_trace(
         )
     require_shared_tokenizer(target.folder, draft.folder)
     tokenizer = load_tokenizer(target.folder)
+    for model in (target, draft):
+        if tokenizer.get_vocab_size() > model.decoder.config.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {tokenizer.get_vocab_size()} tokens, and {model.folder} knows "
+                f"{model.decoder.config.vocab_size}",
+                "use the tokenizer.json that belongs to the model",
+            )
     requests = record_pair(
         target.decoder,
         draft.decoder,

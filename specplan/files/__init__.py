@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from specplan.files.profile import Environment, ModelInfo, Profile, Sample
+from specplan.files._atomic import require_writable
+from specplan.files.profile import Environment, Failure, ModelInfo, Profile, Sample
 from specplan.files.tables import CostTables, Finding, HeldOutError, RegionError, Source
 from specplan.files.trace import Trace, TraceMetadata, require_trace_suffix
 
 __all__ = [
     "CostTables",
     "Environment",
+    "Failure",
     "Finding",
     "HeldOutError",
     "ModelInfo",
@@ -19,4 +21,5 @@ __all__ = [
     "Trace",
     "TraceMetadata",
     "require_trace_suffix",
+    "require_writable",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specplan.errors import FileError
 
-__all__ = ["write_atomically"]
+__all__ = ["require_writable", "write_atomically"]
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
@@ -16,16 +16,8 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
     The bytes go to a temporary file in the same directory, are synced, and take the name in one `os.replace`.
     """
-    # Resolved, so that a symbolic link stays one and its target is what gets replaced.
-    target = Path(path).resolve()
-    if target.is_dir():
-        raise FileError(f"cannot write {path}: it is a directory, expected a file", "add a file name to the path")
-    if target.exists() and not target.is_file():
-        # Replacing a device such as /dev/stdout would remove it.
-        raise FileError(f"cannot write {path}: it is not a regular file", "give a path to an ordinary file")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise FileError(f"cannot write {path}: the file is read-only", "give another path, or make it writable")
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    target = _replaceable(path)
+    temporary = _temporary(target)
     try:
         try:
             with temporary.open("xb") as file:
@@ -37,7 +29,39 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
             # After a replace the name is gone already; after anything else, Ctrl-C included, this removes the half.
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}", _hint(error, target)) from error
+        raise _refusal(path, target, error) from error
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse what `write_atomically` would refuse, before long work begins, and leave nothing behind."""
+    target = _replaceable(path)
+    temporary = _temporary(target)
+    try:
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
+    except OSError as error:
+        raise _refusal(path, target, error) from error
+
+
+def _replaceable(path: str | os.PathLike[str]) -> Path:
+    # Resolved, so that a symbolic link stays one and its target is what gets replaced.
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise FileError(f"cannot write {path}: it is a directory, expected a file", "add a file name to the path")
+    if target.exists() and not target.is_file():
+        # Replacing a device such as /dev/stdout would remove it.
+        raise FileError(f"cannot write {path}: it is not a regular file", "give a path to an ordinary file")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise FileError(f"cannot write {path}: the file is read-only", "give another path, or make it writable")
+    return target
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _refusal(path: str | os.PathLike[str], target: Path, error: OSError) -> FileError:
+    return FileError(f"cannot write {path}: {error.strerror or error}", _hint(error, target))
 
 
 def _hint(error: OSError, target: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import statistics
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
@@ -12,7 +11,7 @@ from msgspec import Meta, Struct
 from specplan.files._json import encode, read_json, write_json
 from specplan.shapes import Layout
 
-__all__ = ["PROFILE_SCHEMA", "Environment", "ModelInfo", "Profile", "Sample"]
+__all__ = ["PROFILE_SCHEMA", "Environment", "Failure", "ModelInfo", "Profile", "Sample"]
 
 # History of the schema:
 #   1  first version
@@ -62,9 +61,18 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             if executed < asked:
                 raise ValueError(f".executed_{name}: expected at least the {asked} asked for, got {executed}")
 
-    @property
-    def median_ms(self) -> float:
-        return statistics.median(self.repetitions_ms)
+
+class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A step shape that was asked for and could not run, and why."""
+
+    model: Literal["draft", "verify"]
+    mode: Literal["graph", "eager"]
+    layout: Layout
+    num_reqs: Count
+    num_tokens: Count
+    k: CountOrZero | None
+    context_len: CountOrZero
+    message: str
 
 
 class Environment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,8 +109,8 @@ class ModelInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Samples of one target, and of one draft where there is one, on one device.
 
-    `created` is ISO 8601 in UTC; `source` is "measured" or where the samples came from; `complete` is False after an
-    interruption or a time budget that ran out.
+    `created` is ISO 8601 in UTC; `source` is "measured" or where the samples came from; `complete` is False where a
+    point of the sweep has no sample, or the user stopped it.
     """
 
     schema: Literal["specplan.profile/1"] = PROFILE_SCHEMA
@@ -118,6 +126,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     capture_sizes: list[Count]
     complete: bool
     samples: list[Sample]
+    failures: list[Failure] = []
 
     def __post_init__(self) -> None:
         for index, (size, following) in enumerate(zip(self.capture_sizes, self.capture_sizes[1:], strict=False), 1):

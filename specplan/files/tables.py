@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from specplan.errors import CoverageError
 from specplan.files._json import encode, read_json, write_json
-from specplan.files.profile import Environment
+from specplan.files.profile import Environment, ModelInfo
 
 __all__ = ["TABLES_SCHEMA", "CostTables", "Finding", "HeldOutError", "Monotone", "RegionError", "Source"]
 
@@ -89,6 +90,8 @@ class CostTables(
     specplan_version: str
     source: str
     environment: Environment | None
+    target: ModelInfo | None = None
+    draft: ModelInfo | None = None
     profile_digest: str | None
     num_speculative_tokens: Annotated[int, Meta(ge=0)] | None
     capture_sizes: list[int]
@@ -156,12 +159,18 @@ class CostTables(
         return row
 
     def verify_sources(self, num_reqs: int, context_len: float) -> NDArray[np.str_]:  # [max_num_tokens + 1]
-        """Letters as in `legend`: the worst source of the cells a cost rests on, interpolated or worse between rows."""
-        cells = list(self._verify_cells(num_reqs, context_len))
-        worst = np.max([self.verify_source[context, request] for context, request, _ in cells], axis=0)
-        if len(cells) > 1:
-            worst = np.maximum(worst, Source.INTERPOLATED)
-        letters: NDArray[np.str_] = np.array(list(_LETTERS))[worst]
+        """Letters as in `legend`: the worst source of the contexts a cost rests on, interpolated or worse between rows.
+
+        Between two request counts one that was measured is enough. Of 4 and 8 requests only 8 can run 40 tokens at
+        K = 7: a step of 5 requests that does lies between the two.
+        """
+        by_context: dict[int, list[NDArray[np.uint8]]] = {}
+        for context, request, _ in self._verify_cells(num_reqs, context_len):
+            by_context.setdefault(context, []).append(self.verify_source[context, request])
+        source = np.max([np.min(cells, axis=0) for cells in by_context.values()], axis=0)
+        if sum(len(cells) for cells in by_context.values()) > 1:
+            source = np.maximum(source, Source.INTERPOLATED)
+        letters: NDArray[np.str_] = np.array(list(_LETTERS))[source]
         return letters
 
     def draft_row(self, k: int) -> NDArray[np.float64]:  # [max_num_reqs + 1]
@@ -199,6 +208,10 @@ class CostTables(
     def to_json(self) -> bytes:
         """The bytes that `write` writes."""
         return encode(self, enc_hook=_encode_array)
+
+    def digest(self) -> str:
+        """sha256 of the bytes that `write` writes."""
+        return hashlib.sha256(self.to_json()).hexdigest()
 
     def write(self, path: str | os.PathLike[str]) -> None:
         write_json(path, self, schema=TABLES_SCHEMA, enc_hook=_encode_array, dec_hook=_decode_array)

@@ -22,11 +22,7 @@ def import_accepted_lengths(
     field: str,
     counts_bonus: bool,
     num_speculative_tokens: int | None = None,
-    prompt_len_field: str = "prompt_len",
-    target: str = "unknown",
-    draft: str = "unknown",
-    tokenizer: str = "unknown",
-    sampling: Literal["greedy", "sampled"] = "greedy",
+    sampling: Literal["greedy", "sampled"] = "sampled",
 ) -> Trace:
     """A dense outcome-only trace from one JSON object a line, each with a list of what one step would yield.
 
@@ -37,17 +33,19 @@ def import_accepted_lengths(
         field: The list's name.
         counts_bonus: Whether an entry counts the step's bonus token besides its accepted drafts.
         num_speculative_tokens: K; longer acceptances are cut to it. The longest in the file where not given.
-        prompt_len_field: An optional integer; 0 where absent.
+        sampling: How the target chose its tokens, which the file does not say; "sampled" claims least.
+
+    A line's `prompt_len`, where it has one, is the prompt's; 0 otherwise.
     """
-    if num_speculative_tokens is not None and num_speculative_tokens < 1:
-        raise ConfigError(f"K is {num_speculative_tokens}, expected 1 or more", "pass -k 1 or more")
+    if num_speculative_tokens is not None and not 1 <= num_speculative_tokens < 2**31:
+        raise ConfigError(f"K is {num_speculative_tokens}, expected 1 or more drafts per step", "pass -k 7, say")
     lengths: list[list[int]] = []
     prompt_len: list[int] = []
     for number, line in enumerate(_read_lines(path), start=1):
         where = f"{path}: line {number}"
         record = _decode(line, where)
         lengths.append(_accepted_lens(record, field, int(counts_bonus), where))
-        prompt_len.append(_prompt_len(record, prompt_len_field, where))
+        prompt_len.append(_prompt_len(record, where))
 
     accepted_len = np.fromiter(chain.from_iterable(lengths), dtype=np.int32)
     k = max(int(accepted_len.max()), 1) if num_speculative_tokens is None else num_speculative_tokens
@@ -57,9 +55,9 @@ def import_accepted_lengths(
             kind="dense",
             sampling=sampling,
             num_speculative_tokens=k,
-            target=target,
-            draft=draft,
-            tokenizer=tokenizer,
+            target="unknown",
+            draft="unknown",
+            tokenizer="unknown",
             source=Path(path).name,
             provenance={"field": field, "counts_bonus": str(counts_bonus).lower()},
         ),
@@ -115,10 +113,10 @@ def _accepted_lens(record: dict[str, Any], field: str, bonus: int, where: str) -
     return [entry - bonus for entry in entries]
 
 
-def _prompt_len(record: dict[str, Any], field: str, where: str) -> int:
-    prompt_len = record.get(field, 0)
+def _prompt_len(record: dict[str, Any], where: str) -> int:
+    prompt_len = record.get("prompt_len", 0)
     if type(prompt_len) is not int or not 0 <= prompt_len < 2**31:
         raise FileError(
-            f"{where}: {field} is {prompt_len!r}, expected an integer of 0 or more", "correct the line or remove it"
+            f"{where}: prompt_len is {prompt_len!r}, expected an integer of 0 or more", "correct the line or remove it"
         )
     return prompt_len

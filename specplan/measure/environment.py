@@ -13,10 +13,11 @@ from specplan.files import Environment
 __all__ = ["describe_environment", "pick_device", "pick_dtype"]
 
 TIMING_SCOPE = {
-    "cpu": "verify: batch layout, forward, lm_head, argmax, accepted counts; "
-    "draft: batch layout, k forwards with lm_head, softmax and argmax; wall clock",
-    "cuda": "verify: forward, lm_head, argmax, accepted counts, copy to the host, wall clock; "
-    "draft: k forwards with lm_head, softmax and argmax, CUDA events in graph mode, wall clock in eager mode",
+    "cpu": "verify: forward, lm_head, argmax, accepted counts; draft: k forwards with lm_head, softmax and argmax; "
+    "wall clock; laying out the batch is left out",
+    "cuda": "verify: forward, lm_head, argmax, accepted counts, copy to the host, wall clock; draft: k forwards with "
+    "lm_head, softmax and argmax, CUDA events of a queued replay in graph mode, wall clock with the copy of the "
+    "confidences in eager mode; laying out and uploading the batch is left out",
 }
 
 

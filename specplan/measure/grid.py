@@ -43,7 +43,8 @@ class ProfilePlan:
         }
         for name, (value, least) in limits.items():
             if value < least:
-                raise ConfigError(f"{name} is {value}, expected at least {least}", f"raise {name}")
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{name} is {value}, expected at least {least}", f"pass {option} {least} or more")
         if not self.capture_sizes or list(self.capture_sizes) != sorted(set(self.capture_sizes)):
             raise ConfigError(
                 f"capture sizes {list(self.capture_sizes)} are not ascending and distinct",
@@ -52,16 +53,25 @@ class ProfilePlan:
 
     @classmethod
     def default(
-        cls, *, max_num_seqs: int, num_speculative_tokens: int, max_num_batched_tokens: int, context_len: int
+        cls,
+        *,
+        max_num_seqs: int,
+        num_speculative_tokens: int,
+        max_num_batched_tokens: int,
+        context_len: int,
+        ceiling: int = 512,
     ) -> ProfilePlan:
-        """The sizes that vLLM captures for these limits."""
+        """The sizes that vLLM captures for these limits; `ceiling` as in `default_capture_sizes`."""
         return cls(
             max_num_seqs=max_num_seqs,
             num_speculative_tokens=num_speculative_tokens,
             max_num_batched_tokens=max_num_batched_tokens,
             context_len=context_len,
             capture_sizes=default_capture_sizes(
-                max_num_seqs, num_speculative_tokens, max_num_batched_tokens=max_num_batched_tokens
+                max_num_seqs,
+                num_speculative_tokens,
+                max_num_batched_tokens=max_num_batched_tokens,
+                ceiling=ceiling,
             ),
         )
 
@@ -84,7 +94,7 @@ class ProfilePlan:
                 points += [self.verify_point(mode, num_reqs, size) for size in self.verify_sizes(num_reqs)]
                 points += [self.draft_point(mode, num_reqs, k) for k in range(self.num_speculative_tokens + 1)]
         tail = tail_sizes(self.capture_sizes[-1], self.max_num_batched_tokens)
-        return points + [self.verify_point("eager", self.max_num_seqs, size) for size in tail]
+        return points + [self.verify_point("eager", min(self.max_num_seqs, size), size) for size in tail]
 
     def verify_sizes(self, num_reqs: int) -> Sequence[int]:
         """The captured sizes a batch of `num_reqs` can run at: from one token each to 1 + K each."""

@@ -43,6 +43,7 @@ def profile_pair(
         capture_sizes=list(plan.capture_sizes),
         complete=result.complete,
         samples=result.samples,
+        failures=result.failures,
     )
 
 

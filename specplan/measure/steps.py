@@ -1,10 +1,14 @@
-"""Steps made ready to be timed: a verify or a draft step of one shape, replayed from a graph or run eagerly."""
+"""Steps made ready to be timed: a verify or a draft step of one shape, replayed from a graph or run eagerly.
+
+A step's batch (positions, cache indices, lengths, masks) is laid out before anything is timed, in buffers that stay
+where they are: laying it out is the engine's work on the host, not the step's on the device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +19,7 @@ from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.models import Decoder, KVCache
 from specplan.shapes import even_query_lens, padded_size
 
-__all__ = ["ReadyStep", "StepFactory"]
-
-Pass = TypeVar("Pass", VerifyPass, DraftPasses)
+__all__ = ["ReadyStep", "StepFactory", "capture"]
 
 WARM_UP_RUNS = 3
 GRAPH_WARM_UP_REPLAYS = 3
@@ -25,7 +27,10 @@ GRAPH_WARM_UP_REPLAYS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyStep:
-    """A step of one point. `run` returns what serving copies to the host; the executed sizes include padding."""
+    """A step of one point. `run` returns what serving copies to the host.
+
+    The executed sizes are read off the tensors that the pass runs over, padding included.
+    """
 
     run: Callable[[], Tensor]
     executed_num_reqs: int
@@ -40,77 +45,91 @@ class StepFactory:
 
     def __init__(self, target: Decoder, draft: Decoder, plan: ProfilePlan, *, seed: int = 0) -> None:
         require_room(plan, target, draft)
-        self.models = {"verify": target, "draft": draft}
-        self.plan = plan
-        weight = target.model.embed_tokens.weight
-        self.device, dtype = weight.device, weight.dtype
+        self.target, self.draft, self.plan = target, draft, plan
+        self.device = target.model.embed_tokens.weight.device
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
-        self.caches = {}
-        for name, decoder in self.models.items():
-            cache = KVCache(
-                decoder.config,
-                num_rows=plan.max_num_seqs,
-                max_len=plan.longest_sequence,
-                device=self.device,
-                dtype=dtype,
-            )
-            cache.keys.normal_(generator=self.generator)
-            cache.values.normal_(generator=self.generator)
-            self.caches[name] = cache
+        self.target_cache, self.draft_cache = (self.filled_cache(decoder) for decoder in (target, draft))
         # One memory pool for all graphs: they never run at once, so the largest, captured first, has room for the rest.
         self.graph_pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def make(self, point: MeasuredPoint) -> ReadyStep:
-        """A step that has run before and, in graph mode on CUDA, has been captured and replayed."""
-        step = self.verify_step(point) if point.k is None else self.draft_step(point, point.k)
-        for _ in range(WARM_UP_RUNS):
-            step.run()
-        if point.mode == "graph" and self.graph_pool is not None:
-            return ReadyStep(
-                run=capture(step.run, self.graph_pool),
-                executed_num_reqs=step.executed_num_reqs,
-                executed_num_tokens=step.executed_num_tokens,
+        """A step that has run before and, in graph mode on CUDA, has been captured and replayed.
+
+        Raises MeasurementError if it cannot be captured, does not fit in memory, or ran another shape than was asked.
+        """
+        try:
+            step = self.verify_step(point) if point.k is None else self.draft_step(point, point.k)
+            for _ in range(WARM_UP_RUNS):
+                result = step.run()
+            run = step.run
+            if point.mode == "graph" and self.graph_pool is not None:
+                run = capture(step.run, self.graph_pool)
+        except torch.OutOfMemoryError as error:
+            raise MeasurementError(
+                f"out of device memory: {str(error).splitlines()[0]}", "lower --max-num-seqs or --context-len"
+            ) from error
+        padded = point.shape.num_tokens
+        if point.mode == "graph" and point.k is None:
+            padded = padded_size(padded, self.plan.capture_sizes)
+        executed = (step.executed_num_reqs, step.executed_num_tokens, result.shape[0])
+        if executed != (point.shape.num_reqs, padded, point.shape.num_reqs):
+            raise MeasurementError(
+                f"asked for {point.shape.num_reqs} requests and {padded} tokens, and {executed[0]} and {executed[1]} "
+                f"ran, with results for {executed[2]}",
+                "report this as a bug",
             )
-        return step
+        return ReadyStep(run=run, executed_num_reqs=executed[0], executed_num_tokens=executed[1])
 
     def verify_step(self, point: MeasuredPoint) -> ReadyStep:
-        decoder, cache, shape = self.models["verify"], self.caches["verify"], point.shape
-        padded = shape.num_tokens
-        if point.mode == "graph":
-            padded = padded_size(shape.num_tokens, self.plan.capture_sizes)
-        token_ids = self.random_tokens(decoder, padded)
+        shape = point.shape
+        verify = VerifyPass(
+            self.target,
+            self.target_cache,
+            query_lens=even_query_lens(shape.num_reqs, shape.num_tokens),
+            context_lens=[shape.context_len] * shape.num_reqs,
+            padded_tokens=padded_size(shape.num_tokens, self.plan.capture_sizes) if point.mode == "graph" else None,
+        )
+        token_ids = self.random_tokens(self.target, verify.executed_num_tokens)
 
-        def lay_out() -> VerifyPass:
-            return VerifyPass(
-                decoder,
-                cache,
-                query_lens=even_query_lens(shape.num_reqs, shape.num_tokens),
-                context_lens=[shape.context_len] * shape.num_reqs,
-                padded_tokens=padded,
-            )
+        def run() -> Tensor:  # [num_reqs, 1 + longest query]: accepted counts, then the target's own tokens
+            accepted, sampled = verify.run(token_ids)
+            return torch.cat((accepted.unsqueeze(1), sampled), dim=1)
 
-        run = self.runner(point, lay_out, lambda verify: verify.run(token_ids)[0])
-        return ReadyStep(run=run, executed_num_reqs=shape.num_reqs, executed_num_tokens=padded)
+        return ReadyStep(
+            run=run,
+            executed_num_reqs=verify.num_drafts.shape[0],
+            executed_num_tokens=verify.executed_num_tokens,
+        )
 
     def draft_step(self, point: MeasuredPoint, k: int) -> ReadyStep:
-        decoder, cache, shape = self.models["draft"], self.caches["draft"], point.shape
-        committed = [shape.context_len] * shape.num_reqs
+        committed = [point.shape.context_len] * point.shape.num_reqs
+        passes = DraftPasses(self.draft, self.draft_cache, committed_lens=committed, k=k)
+        feed_ids = self.random_tokens(self.draft, sum(passes.feed_lens))
+        return ReadyStep(
+            run=lambda: passes.run(feed_ids)[1],  # the drafts stay on the device; their confidences set the budget
+            executed_num_reqs=len(passes.feed_lens),
+            executed_num_tokens=passes.executed_num_tokens,
+        )
 
-        def lay_out() -> DraftPasses:
-            return DraftPasses(decoder, cache, committed_lens=committed, k=k)
-
-        feed_ids = self.random_tokens(decoder, sum(lay_out().feed_lens))
-        run = self.runner(point, lay_out, lambda draft: draft.run(feed_ids)[1])
-        return ReadyStep(run=run, executed_num_reqs=shape.num_reqs, executed_num_tokens=shape.num_tokens)
-
-    def runner(
-        self, point: MeasuredPoint, lay_out: Callable[[], Pass], run: Callable[[Pass], Tensor]
-    ) -> Callable[[], Tensor]:
-        """A captured step is laid out once; any other lays its batch out anew, as a serving loop does at every step."""
-        if point.mode == "graph" and self.device.type == "cuda":
-            laid_out = lay_out()
-            return lambda: run(laid_out)
-        return lambda: run(lay_out())
+    def filled_cache(self, decoder: Decoder) -> KVCache:
+        weight = decoder.model.embed_tokens.weight
+        try:
+            cache = KVCache(
+                decoder.config,
+                num_rows=self.plan.max_num_seqs,
+                max_len=self.plan.longest_sequence,
+                device=weight.device,
+                dtype=weight.dtype,
+            )
+        except RuntimeError as error:  # a CPU's allocator raises nothing more specific
+            raise MeasurementError(
+                f"no memory for the KV cache of {self.plan.max_num_seqs} requests of {self.plan.longest_sequence} "
+                f"tokens: {str(error).splitlines()[0]}",
+                "lower --max-num-seqs or --context-len",
+            ) from error
+        cache.keys.normal_(generator=self.generator)
+        cache.values.normal_(generator=self.generator)
+        return cache
 
     def random_tokens(self, decoder: Decoder, count: int) -> Tensor:
         return torch.randint(decoder.config.vocab_size, (count,), generator=self.generator, device=self.device)
@@ -130,7 +149,7 @@ def capture(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
     """A CUDA graph of `run`, replayed a few times: the first replay uploads it and belongs in no sample.
 
     `run` must have been warmed up. `torch.cuda.graph` ends the capture whatever happens inside it, so a failure is this
-    step's alone, and its own error is what is reported.
+    step's alone, and its own error is what is reported. Raises MeasurementError.
     """
     side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side_stream.wait_stream(torch.cuda.current_stream())
@@ -141,15 +160,27 @@ def capture(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
     try:
         with torch.cuda.graph(graph, pool=pool):
             result = run()
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
-        first_line = str(error).splitlines()[0]
-        raise MeasurementError(f"CUDA graph capture failed: {first_line}", "measure with --mode eager") from error
-
-    def replay() -> Tensor:
-        graph.replay()
-        return result
-
+        raise MeasurementError(
+            f"CUDA graph capture failed: {str(error).splitlines()[0]}", "see whether the step runs eagerly at all"
+        ) from error
+    replay = GraphReplay(graph=graph, result=result, captured=run)
     for _ in range(GRAPH_WARM_UP_REPLAYS):
         replay()
     torch.cuda.synchronize()
     return replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphReplay:
+    """Replays a graph. It holds on to what was captured: a graph keeps none of the tensors alive that it reads."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Tensor
+    captured: Callable[[], Tensor]
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.result

@@ -17,7 +17,7 @@ import torch
 
 from specplan.costs.uncertainty import median_half_widths
 from specplan.errors import MeasurementError
-from specplan.files import Sample
+from specplan.files import Failure, Sample
 from specplan.measure.clock import StepTime, time_step
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.measure.steps import ReadyStep, StepFactory
@@ -59,9 +59,10 @@ class SweepProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """Samples in the plan's order. `complete` is False if a point was never measured or the user stopped the sweep."""
+    """Samples and failures in the plan's order. `complete` is False if a point has no sample, or the user stopped."""
 
     samples: list[Sample]
+    failures: list[Failure]
     complete: bool
 
 
@@ -74,10 +75,10 @@ class Series:
     warm_up: list[StepTime] = field(default_factory=list)
     repetitions: list[StepTime] = field(default_factory=list)
     stop_reason: StopReason | None = None
+    failure: str | None = None
 
     @property
     def priced_ms(self) -> list[float]:
-        """A captured drafter is priced by the device's own interval: its output stays there. All else by the wall."""
         return [price_ms(self.point, time) for time in self.repetitions]
 
 
@@ -90,9 +91,9 @@ def sweep(
     seed: int = 0,
     on_progress: Callable[[SweepProgress], None] = lambda progress: None,
 ) -> SweepResult:
-    """Measures every point of the plan. Ctrl-C ends it early and keeps what is done.
+    """Measures every point of the plan; one that cannot run is set down as a failure. Ctrl-C keeps what is done.
 
-    Raises MeasurementError if nothing at all was measured.
+    Raises MeasurementError if nothing was measured, and KeyboardInterrupt if the user stopped it before anything was.
     """
     all_series = [Series(point) for point in plan.points()]
     start_s = time.monotonic()
@@ -100,14 +101,19 @@ def sweep(
     def tell(point: MeasuredPoint, rounds: int) -> None:
         on_progress(sweep_progress(all_series, rule, point, rounds, time.monotonic() - start_s))
 
+    def out_of_time() -> bool:
+        return rule.time_budget_s is not None and time.monotonic() - start_s >= rule.time_budget_s
+
     interrupted = False
     try:
         # Every step is ready before any is timed, the largest first, so that smaller graphs fit in its memory.
         for series in sorted(all_series, key=lambda series: -series.point.shape.num_tokens):
-            series.step = factory.make(series.point)
+            if out_of_time():
+                break
+            make_ready(series, factory)
             tell(series.point, rounds=0)
         for rounds, series in visits(all_series, seed):
-            if rule.time_budget_s is not None and time.monotonic() - start_s >= rule.time_budget_s:
+            if out_of_time():
                 break
             visit(series, rule, factory.device)
             tell(series.point, rounds)
@@ -117,17 +123,32 @@ def sweep(
         series.stop_reason = series.stop_reason or ("interrupted" if interrupted else "time-budget")
     samples = [sample_of(series) for series in all_series if series.repetitions]
     if not samples:
+        if interrupted:
+            raise KeyboardInterrupt
+        why = next((series.failure for series in all_series if series.failure), "the time budget ran out")
         raise MeasurementError(
-            "the sweep ended before its first point was measured", "give it more time, or fewer requests to measure"
+            f"the sweep ended before its first point was measured: {why}",
+            "give it a larger --time-budget, or fewer requests: --max-num-seqs",
         )
-    return SweepResult(samples=samples, complete=not interrupted and len(samples) == len(all_series))
+    return SweepResult(
+        samples=samples,
+        failures=[failure_of(series) for series in all_series if series.failure],
+        complete=not interrupted and len(samples) == len(all_series),
+    )
+
+
+def make_ready(series: Series, factory: StepFactory) -> None:
+    try:
+        series.step = factory.make(series.point)
+    except MeasurementError as error:
+        series.failure = error.message
 
 
 def visits(all_series: list[Series], seed: int) -> Iterator[tuple[int, Series]]:
-    """(round, point) in a new random order each round, passing over points that are done, until all are."""
+    """(round, point) in a new random order each round, until all that are ready are done."""
     order = random.Random(seed)
     rounds = 0
-    while pending := [series for series in all_series if series.stop_reason is None]:
+    while pending := [series for series in all_series if series.step is not None and series.stop_reason is None]:
         rounds += 1
         order.shuffle(pending)
         for series in pending:
@@ -137,8 +158,9 @@ def visits(all_series: list[Series], seed: int) -> Iterator[tuple[int, Series]]:
 def visit(series: Series, rule: StoppingRule, device: torch.device) -> None:
     """One burst at a point. Its first run finds caches that another shape has filled, so it counts as warm-up."""
     assert series.step is not None
-    series.warm_up.append(time_step(series.step.run, device))
-    series.repetitions += [time_step(series.step.run, device) for _ in range(rule.burst)]
+    queued = priced_by_device(series.point)
+    series.warm_up.append(time_step(series.step.run, device, queued=queued))
+    series.repetitions += [time_step(series.step.run, device, queued=queued) for _ in range(rule.burst)]
     busy_s = sum(time.wall_ms for time in series.repetitions) / 1e3
     if len(series.repetitions) >= rule.min_repetitions and busy_s >= rule.min_busy_s:
         priced_ms = np.array(series.priced_ms)
@@ -163,10 +185,13 @@ def sweep_progress(
     )
 
 
+def priced_by_device(point: MeasuredPoint) -> bool:
+    """A captured drafter is priced by the device's own interval: its output stays there. All else by the wall."""
+    return point.k is not None and point.mode == "graph"
+
+
 def price_ms(point: MeasuredPoint, time: StepTime) -> float:
-    if point.k is not None and point.mode == "graph" and time.device_ms is not None:
-        return time.device_ms
-    return time.wall_ms
+    return time.device_ms if priced_by_device(point) and time.device_ms is not None else time.wall_ms
 
 
 def sample_of(series: Series) -> Sample:
@@ -187,4 +212,19 @@ def sample_of(series: Series) -> Sample:
         repetitions_ms=series.priced_ms,
         device_ms=[time.device_ms for time in series.repetitions if time.device_ms is not None],
         stop_reason=series.stop_reason,
+    )
+
+
+def failure_of(series: Series) -> Failure:
+    point = series.point
+    assert series.failure is not None
+    return Failure(
+        model="verify" if point.k is None else "draft",
+        mode=point.mode,
+        layout=point.shape.layout,
+        num_reqs=point.shape.num_reqs,
+        num_tokens=point.shape.num_tokens,
+        k=point.k,
+        context_len=point.shape.context_len,
+        message=series.failure,
     )

@@ -113,7 +113,9 @@ class PaddedAttention:
         positions = torch.zeros(num_reqs * self.longest_query, dtype=torch.int64, device=batch.positions.device)
         positions[self.place] = batch.positions[: batch.num_tokens]
         keys = torch.arange(self.longest_key, device=positions.device)
-        self.mask = (keys <= positions.view(num_reqs, 1, self.longest_query, 1)).contiguous()
+        mask = keys <= positions.view(num_reqs, 1, self.longest_query, 1)
+        group = cache.query_heads // cache.kv_heads
+        self.mask = mask.repeat(1, 1, group, 1)  # [num_reqs, 1, group * longest query, longest key]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         num_tokens, num_heads, head_size = query.shape
@@ -131,8 +133,7 @@ class PaddedAttention:
         laid_out.index_copy_(0, self.place, query[: self.batch.num_tokens])
         grouped = laid_out.view(num_reqs, self.longest_query, kv_heads, group, head_size)
         grouped = grouped.permute(0, 2, 3, 1, 4).reshape(num_reqs, kv_heads, group * self.longest_query, head_size)
-        mask = self.mask.repeat(1, 1, group, 1) if group > 1 else self.mask
-        attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+        attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask)
         attended = attended.view(num_reqs, kv_heads, group, self.longest_query, head_size).permute(0, 3, 1, 2, 4)
         out = query.new_zeros(num_tokens, num_heads, head_size)
         out[: self.batch.num_tokens] = attended.reshape(-1, num_heads, head_size)[self.place]
@@ -142,9 +143,12 @@ class PaddedAttention:
 class VarlenAttention:
     """Cached attention for CUDA: flash attention over ragged queries, lengths read from device memory.
 
-    Nothing here depends on the host's view of the lengths but the two bounds, so one captured graph replays any ragged
-    batch of as many tokens, and its cost follows the real context rather than the cache's size. Padding tokens lie past
-    `query_starts[-1]`, where the kernel does not look.
+    The kernel reads starts and used lengths when it runs, so a captured step costs what its real context costs, not
+    what the cache's size would. Padding tokens are kept from it.
+
+    PyTorch's flash attention splits a long context over thread blocks only where each request has one query and
+    no window is named: one-token queries are asked for that way. Passes of 1 + k queries over few requests are not
+    split, and cost more than an engine with such a kernel pays.
     """
 
     def __init__(self, batch: RaggedBatch, cache: KVCache) -> None:
@@ -156,28 +160,37 @@ class VarlenAttention:
         self.query_starts = F.pad(lens.cumsum(0, dtype=torch.int32), (1, 0)).to(device)  # [num_reqs + 1]
         self.used_lens = (contexts + lens).to(device)  # [num_reqs]
         self.longest_query = max(batch.query_lens)
+        # Causal, aligned to the end of the keys; one query sees all of them anyway.
+        self.window = (-1, -1) if self.longest_query == 1 else (-1, 0)
         # Row r of the cache starts at r * max_len; how much of it is in use, `used_lens` says.
         rows = torch.arange(len(batch.query_lens) + 1, dtype=torch.int32, device=device) + batch.first_row
         self.key_starts = rows * cache.max_len  # [num_reqs + 1]
         self.varlen_attn = find_varlen_attn()
+        if cache.keys.shape[-1] % 8:
+            raise ConfigError(
+                f"a head of {cache.keys.shape[-1]} elements, and flash attention takes multiples of 8",
+                "measure with --device cpu, or another model",
+            )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         flat_keys, flat_values = self.cache.flat(layer)
         flat_keys.index_copy_(0, self.batch.kv_index, key)
         flat_values.index_copy_(0, self.batch.kv_index, value)
-        attended: Tensor = self.varlen_attn(
-            query,
+        out = torch.zeros_like(query)
+        num_tokens = self.batch.num_tokens
+        out[:num_tokens] = self.varlen_attn(
+            query[:num_tokens],
             flat_keys,
             flat_values,
             self.query_starts,
             self.key_starts,
             self.longest_query,
             self.cache.max_len,
-            window_size=(-1, 0),  # causal, aligned to the end of the keys
+            window_size=self.window,
             enable_gqa=query.shape[1] != key.shape[1],
             seqused_k=self.used_lens,
         )
-        return attended
+        return out
 
 
 def cached_attention(batch: RaggedBatch, cache: KVCache) -> Attention:

@@ -41,10 +41,6 @@ class Policy:
         return self.kind != "none"
 
     @property
-    def plans_budget(self) -> bool:
-        return self.kind in ("adaptive", "oracle")
-
-    @property
     def needs_confidence(self) -> bool:
         return self.kind == "adaptive"
 

@@ -80,6 +80,10 @@ def simulation_notes(result: SimulationResult) -> list[str]:
         notes.append(
             f"intervals from {result.num_resamples} draws of the requests; they leave out the error of the cost tables"
         )
+    else:
+        notes.append("no intervals, so nothing is called better or worse: they need resamples, and 20 requests or more")
+    notes += [f"warning: {mismatch}" for mismatch in result.mismatches]
+    notes += [f"warning, of the cost tables: {warning}" for warning in result.tables.warnings]
     return notes
 
 
@@ -107,7 +111,7 @@ def _cells(policy: PolicyResult) -> tuple[str, ...]:
         f"{policy.output_tokens_per_s:,.1f}",
         _number(policy.tpot_ms, ".3f"),
         _number(policy.mean_accepted_len_plus_1, ".2f"),
-        f"{policy.mean_budget:.1f}",
+        _number(policy.mean_budget, ".1f"),
         _number(policy.wasted_share, ".0%"),
         "-" if is_baseline else f"{policy.gain_over_none.estimate:+.1%}",
         "-" if is_baseline else _interval(policy.gain_over_none),

@@ -59,7 +59,7 @@ def draft_table(tables: CostTables) -> Table:
     table = new_table("Draft step, ms, by requests and drafts per request")
     rows = []
     for k in shown_ks(tables):
-        if tables.draft_ks is None or k <= tables.draft_ks[-1]:
+        if tables.draft_ks is None or tables.draft_ks[0] <= k <= tables.draft_ks[-1]:
             table.add_column(f"k={k}", justify="right")
             rows.append(tables.draft_row(k))
     for num_reqs in tables.num_reqs:

@@ -52,7 +52,7 @@ def policy_result(replays: PolicyReplays, baseline: PolicyReplays, *, lag: int) 
         output_tokens_per_s=replays.tokens_per_s,
         tpot_ms=_ratio(totals.tpot_ms_sum, totals.num_tpot),
         mean_accepted_len_plus_1=_ratio(totals.num_verify_outputs, totals.num_verifying),
-        mean_budget=totals.num_admitted / totals.num_steps,
+        mean_budget=_ratio(totals.num_admitted, totals.num_verify_steps),
         wasted_share=_ratio(totals.num_admitted - totals.num_accepted, totals.num_admitted),
         gain_over_none=gain,
         verdict=None if policy.kind == "none" else gain.verdict,

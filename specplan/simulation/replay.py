@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specplan.planning import admit_by_survival, choose_draft_budget, survival_probability
 from specplan.simulation.prices import StepPrices
-from specplan.simulation.scheduler import ClosedLoop, RunningRequest, ScheduledStep, finish_target
+from specplan.simulation.scheduler import ClosedLoop, RunningRequest, ScheduledStep, num_to_finish
 
 __all__ = ["ReplayCase", "ReplayTotals", "StepRecord", "Workload", "replay", "replay_steps"]
 
@@ -83,6 +83,7 @@ class ReplayTotals:
     """Sums over the steps of a replay. Counts, never rates: rates of different replays cannot be added."""
 
     num_steps: int
+    num_verify_steps: int  # those with a verifying request in them; the others only prefill
     num_finished: int
     num_output_tokens: int
     num_verifying: int  # request-steps
@@ -102,6 +103,7 @@ def replay(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
     timed = [tpot_ms for tpot_ms in finished if tpot_ms is not None]
     return ReplayTotals(
         num_steps=len(steps),
+        num_verify_steps=sum(step.num_verifying > 0 for step in steps),
         num_finished=len(finished),
         num_output_tokens=sum(step.num_output_tokens for step in steps),
         num_verifying=sum(step.num_verifying for step in steps),
@@ -123,9 +125,9 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
     """
     visited: dict[RunningRequest, list[int]] = {}  # rows of the trace, one per step since the request began to verify
     first_token_ms: dict[RunningRequest, float] = {}
-    target = finish_target(case.workload.num_requests, case.concurrency)
+    last = num_to_finish(case.workload.num_requests, case.concurrency)
     now_ms, num_finished = 0.0, 0
-    while num_finished < target:
+    while num_finished < last:
         step = loop.next_step()
         for request in step.verifying:
             row = int(case.workload.first_row[request.request]) + request.emitted_len - 1

@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from specplan.simulation.replay import ReplayCase, ReplayTotals
-from specplan.simulation.scheduler import finish_target
+from specplan.simulation.scheduler import num_to_finish
 
 __all__ = ["replay_fast"]
 
@@ -23,7 +23,7 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
     workload, prices, planner = case.workload, case.prices, case.planner_prices
     counts, time_ms, tpot_ms_sum = _replay(
         order,
-        finish_target(workload.num_requests, case.concurrency),
+        num_to_finish(workload.num_requests, case.concurrency),
         workload.accepted_len,
         workload.first_row,
         np.maximum(workload.prompt_len, 1),
@@ -38,16 +38,17 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
         prices.verify.extrapolated,
         (planner.verify.contexts, planner.verify.verify_ms, planner.draft_ms, planner.overhead_ms),
     )
-    steps, finished, outputs, verifying, verify_outputs, admitted, accepted, extrapolated, num_tpot = counts
+    steps, verify_steps, finished, outputs, verifying, verify_outputs, admitted, accepted, guessed, num_tpot = counts
     return ReplayTotals(
         num_steps=steps,
+        num_verify_steps=verify_steps,
         num_finished=finished,
         num_output_tokens=outputs,
         num_verifying=verifying,
         num_verify_outputs=verify_outputs,
         num_admitted=admitted,
         num_accepted=accepted,
-        num_extrapolated=extrapolated,
+        num_extrapolated=guessed,
         time_ms=time_ms,
         tpot_ms_sum=tpot_ms_sum,
         num_tpot=num_tpot,
@@ -57,7 +58,7 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
 @njit(cache=True, nogil=True)
 def _replay(
     order: Any,  # [num_requests] int64
-    target: int,
+    num_to_finish: int,
     accepted_len: Any,  # [rows] int32
     first_row: Any,  # [num_requests] int64
     prompt_len: Any,  # [num_requests] int32, >= 1
@@ -89,11 +90,11 @@ def _replay(
     ranked = np.empty((2, concurrency * k), dtype=np.float32)
 
     num_running = num_taken = 0
-    steps = finished = outputs = verifying_sum = verify_outputs = 0
+    steps = verify_steps = finished = outputs = verifying_sum = verify_outputs = 0
     admitted_sum = accepted_sum = extrapolated_steps = num_tpot = 0
     now_ms = tpot_ms_sum = 0.0
 
-    while finished < target:
+    while finished < num_to_finish:
         while num_running < concurrency:
             r = order[num_taken % len(order)]
             request[num_running], prompt_left[num_running] = r, prompt_len[r]
@@ -107,7 +108,7 @@ def _replay(
             if prompt_left[j] == 0:
                 row_of[num_verifying] = j
                 num_verifying += 1
-                context_sum += prompt_len[request[j]] + emitted[j]
+                context_sum += prompt_len[request[j]] + emitted[j] - 1
         tokens_left = max_tokens - num_verifying * (1 + k)
         num_reqs = num_sampling = num_tokens = num_verifying
         for j in range(num_running):
@@ -149,6 +150,7 @@ def _replay(
         below_guessed, above_guessed = extrapolated[low, num_reqs, num_tokens], extrapolated[high, num_reqs, num_tokens]
         extrapolated_steps += (weight < 1 and below_guessed) or (weight > 0 and above_guessed)
         steps += 1
+        verify_steps += num_verifying > 0
         verifying_sum += num_verifying
         admitted_sum += budget
 
@@ -183,6 +185,7 @@ def _replay(
 
     counts = (
         steps,
+        verify_steps,
         finished,
         outputs,
         verifying_sum,

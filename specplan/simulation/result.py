@@ -6,9 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from specplan import __version__
 from specplan.planning import CalibrationReport, Losslessness
 
-__all__ = ["CalibrationMode", "Gain", "PolicyResult", "Recommendation", "SimulationResult", "Verdict"]
+__all__ = ["CalibrationMode", "Gain", "PolicyResult", "Recommendation", "SimulationResult", "TablesUsed", "Verdict"]
 
 CalibrationMode = Literal["cross-fit", "off"]
 Verdict = Literal["better", "worse", "too close to call"]
@@ -42,7 +43,7 @@ class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_s: float
     tpot_ms: float | None  # mean over finished requests of more than one output token
     mean_accepted_len_plus_1: float | None  # output tokens per verifying request and step
-    mean_budget: float  # admitted drafts per step
+    mean_budget: float | None  # admitted drafts per step that verifies anything
     wasted_share: float | None  # of verified drafts, those not accepted
     gain_over_none: Gain
     verdict: Verdict | None  # of the gain; null for `none` itself
@@ -62,10 +63,25 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     lead_over_runner_up: Gain | None
 
 
+class TablesUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """Which cost tables a simulation used; `warnings` are their own, in short."""
+
+    digest: str  # of the tables
+    source: str
+    device: str | None
+    target: str | None
+    draft: str | None
+    warnings: list[str]
+
+
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Every policy at every concurrency, what to deploy, and what it was computed from."""
 
     schema: str = "specplan.simulation/1"
+    specplan_version: str = __version__
+    tables: TablesUsed
+    planner_tables: TablesUsed
+    mismatches: list[str]  # between the models that were recorded and those whose steps are priced
     trace_source: str
     target: str
     draft: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specplan.errors import ConfigError
 
-__all__ = ["ClosedLoop", "RunningRequest", "ScheduledStep", "finish_target"]
+__all__ = ["ClosedLoop", "RunningRequest", "ScheduledStep", "num_to_finish"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,7 +30,8 @@ class RunningRequest:
 
     @property
     def context_len(self) -> int:
-        return self.prefilled_len + self.emitted_len
+        """Tokens in its cache: all but the newest one, which the next step brings as a query."""
+        return self.prefilled_len + max(self.emitted_len - 1, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,6 @@ class ClosedLoop:
         return RunningRequest(request=request, prompt_len=prompt_len, output_len=self.output_len[request])
 
 
-def finish_target(num_requests: int, concurrency: int) -> int:
+def num_to_finish(num_requests: int, concurrency: int) -> int:
     """How many requests finish before measuring stops: max(trace, 8 x concurrency)."""
     return max(num_requests, 8 * concurrency)

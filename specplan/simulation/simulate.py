@@ -18,11 +18,12 @@ from specplan.planning import CalibrationReport, Policy, cross_fit_confidence, p
 from specplan.simulation.comparison import PolicyReplays, policy_result, recommend
 from specplan.simulation.prices import StepPrices, VerifyPrices
 from specplan.simulation.replay import ReplayCase, Workload
-from specplan.simulation.result import CalibrationMode, SimulationResult
+from specplan.simulation.result import CalibrationMode, SimulationResult, TablesUsed
 
 __all__ = ["simulate"]
 
 _LAGS = (0, 1, 2)
+_FEWEST_REQUESTS = 20  # below this a bootstrap knows too little of the spread between requests to call anything
 _NONE = Policy(kind="none")
 
 
@@ -38,7 +39,7 @@ def simulate(
     calibration: CalibrationMode = "cross-fit",
     max_num_batched_tokens: int | None = None,
     seed: int = 0,
-    num_resamples: int = 100,
+    num_resamples: int = 200,
     on_progress: Callable[[float, str], None] | None = None,
 ) -> SimulationResult:
     """Replay a dense trace in a closed loop at each concurrency, under each policy and under `none`.
@@ -82,9 +83,13 @@ def simulate(
         )
 
     cases = {(policy, concurrency): case(policy, concurrency) for concurrency in levels for policy in compared}
-    replays = _replay_all(cases, _orders(trace.num_requests, num_resamples, seed), on_progress)
+    orders = _orders(trace.num_requests, num_resamples, seed)
+    replays = _replay_all(cases, orders, on_progress)
     deployable = [policy for policy in compared if _is_deployable(policy, lag, trace)]
     return SimulationResult(
+        tables=_tables_used(tables),
+        planner_tables=_tables_used(planner),
+        mismatches=_mismatches(trace, tables),
         trace_source=trace.metadata.source,
         target=trace.metadata.target,
         draft=trace.metadata.draft,
@@ -95,7 +100,7 @@ def simulate(
         lag=lag,
         max_num_batched_tokens=max_tokens,
         seed=seed,
-        num_resamples=num_resamples,
+        num_resamples=len(orders) - 1,
         calibration=None if signals.confidence is None else calibration,
         calibration_report=signals.report,
         policies=[
@@ -173,9 +178,31 @@ def _step_prices(verify: VerifyPrices, tables: CostTables, policy: Policy, k: in
     return StepPrices(verify=verify, draft_ms=draft_ms, overhead_ms=float(tables.overhead_ms))
 
 
+def _tables_used(tables: CostTables) -> TablesUsed:
+    return TablesUsed(
+        digest=tables.digest(),
+        source=tables.source,
+        device=None if tables.environment is None else tables.environment.device,
+        target=None if tables.target is None else tables.target.name,
+        draft=None if tables.draft is None else tables.draft.name,
+        warnings=[finding.message for finding in tables.findings if finding.severity == "warning"],
+    )
+
+
+def _mismatches(trace: Trace, tables: CostTables) -> list[str]:
+    """Which of the pair is not the one that was timed, as far as both files name it."""
+    mismatches = []
+    for role, priced in (("target", tables.target), ("draft", tables.draft)):
+        recorded = trace.metadata.provenance.get(f"{role}_config_sha256")
+        if priced is not None and recorded not in (None, priced.config_sha256):
+            name = getattr(trace.metadata, role)
+            mismatches.append(f"the trace's {role} ({name}) is not the one whose steps are priced ({priced.name})")
+    return mismatches
+
+
 def _orders(num_requests: int, num_resamples: int, seed: int) -> list[NDArray[np.int64]]:
-    """The file's order, and draws of as many requests with replacement. Of one request there is only one draw."""
-    if num_requests == 1:
+    """The file's order, and draws of as many requests with replacement; none where there are too few to draw from."""
+    if num_requests < _FEWEST_REQUESTS:
         num_resamples = 0
     draws = np.random.default_rng(seed).integers(0, num_requests, size=(num_resamples, num_requests))
     return [np.arange(num_requests, dtype=np.int64), *draws]
@@ -188,12 +215,13 @@ def _replay_all(
 ) -> dict[tuple[Policy, int], PolicyReplays]:
     from specplan.simulation.replay_fast import replay_fast
 
+    for case in cases.values():
+        case.closed_loop(orders[0])  # refuses a step too small for its requests, before anything is replayed
     replays = {}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         for done, ((policy, concurrency), case) in enumerate(cases.items()):
             if on_progress is not None:
                 on_progress(done / len(cases), f"{policy.name} at concurrency {concurrency}")
-            case.closed_loop(orders[0])  # refuses a step too small for its requests
             totals, *resampled = pool.map(replay_fast, repeat(case), orders)
             replays[policy, concurrency] = PolicyReplays(
                 policy=policy, concurrency=concurrency, totals=totals, resampled=resampled

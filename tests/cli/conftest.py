@@ -62,8 +62,8 @@ def tables_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trace() -> Trace:
-    """Twelve requests, K = 3."""
-    num_requests, k = 12, 3
+    """Two dozen requests, K = 3."""
+    num_requests, k = 24, 3
     rng = np.random.default_rng(0)
     output_len = rng.integers(5, 30, num_requests).astype(np.int32)
     rows = int(output_len.sum())

@@ -61,7 +61,7 @@ def make_samples(contexts: Sequence[int], repetitions: Callable[[float], Sequenc
 def make_profile(
     *,
     contexts: Sequence[int] = (128,),
-    repetitions: Callable[[float], Sequence[float]] = lambda ms: [ms] * 6,
+    repetitions: Callable[[float], Sequence[float]] = lambda ms: [ms] * 20,
     keep: Callable[[Sample], bool] = lambda sample: True,
     extra: Iterable[Sample] = (),
     **changes: Any,

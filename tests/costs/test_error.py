@@ -31,12 +31,12 @@ def test_nothing_to_leave_out(limit: int) -> None:
     assert len(leave_one_out(np.array([1, 10, 12, 20]), np.ones(4), capture_limit=limit)) == 0
 
 
-def test_split_half_builds_on_odd_and_judges_on_even_repetitions() -> None:
+def test_split_half_builds_on_the_earlier_and_judges_on_the_later_half() -> None:
     points = Points(
         page=np.zeros(3, dtype=np.int64),
         row=np.ones(3, dtype=np.int64),
         size=np.array([1, 2, 4]),
-        repetitions_ms=(np.array([2.0, 1.0]), np.array([3.0]), np.array([1.0, 4.0, 1.0])),
+        repetitions_ms=(np.array([2.0, 1.0]), np.array([3.0]), np.array([1.0, 1.0, 4.0])),
     )
     seen: list[list[float]] = []
 

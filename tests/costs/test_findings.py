@@ -89,9 +89,13 @@ def test_held_where_the_last_slope_falls(monotone: str) -> None:
             "eager-draft",
             "drafting was measured eagerly only, which inflates it where serving replays graphs",
         ),
-        ({"repetitions": lambda ms: [ms] * 4}, "few-repetitions", "66 of 66 samples have fewer than 5 repetitions"),
         (
-            {"repetitions": lambda ms: [ms, ms, 1.5 * ms, 1.5 * ms, 1.5 * ms]},
+            {"repetitions": lambda ms: [ms] * 4},
+            "few-repetitions",
+            "66 of 66 samples have fewer than 20 repetitions, at least 4",
+        ),
+        (
+            {"repetitions": lambda ms: [ms, ms, 1.5 * ms, 1.5 * ms, 1.5 * ms] * 4},
             "wide-spread",
             "66 of 66 samples spread over 10% (interquartile), at most 33%",
         ),
@@ -105,7 +109,7 @@ def test_profiles(make_profile: MakeProfile, changes: dict[str, Any], code: str 
 def test_contexts(make_profile: MakeProfile, make_sample: MakeSample) -> None:
     (one,) = judge_profile(make_profile())
     assert (one.code, one.severity) == ("one-context", "note")
-    elsewhere = make_sample("draft", "graph", 1, 1, 0, 512, [1.0] * 6)
+    elsewhere = make_sample("draft", "graph", 1, 1, 0, 512, [1.0] * 20)
     (pooled,) = judge_profile(make_profile(contexts=[0, 128], extra=[elsewhere]))
     assert (pooled.code, pooled.message) == (
         "draft-contexts-pooled",

@@ -57,8 +57,9 @@ def test_between_measured_requests(make_profile: MakeProfile) -> None:
 def test_a_size_no_batch_so_small_was_measured_at_is_held_and_says_so(make_profile: MakeProfile) -> None:
     tables = tables_from_profile(make_profile())
     assert tables.verify_row(1, 128)[48] == tables.verify_row(4, 128)[48]
-    # 2 requests ran 8 tokens, so 1 is right beside them; 16 and more ran with 4 requests alone.
-    assert tables.verify_sources(1, 128)[[8, 16, 48]].tolist() == ["i", "x", "x"]
+    assert tables.verify_sources(1, 128)[[8, 16, 48]].tolist() == ["x", "x", "x"]
+    # Of 2 and 4 requests only 4 ran 16 tokens; a step of 3 that does lies between the two.
+    assert tables.verify_sources(3, 128)[16] == "i"
     assert tables.verify_sources(4, 128)[48] == "m"
 
 

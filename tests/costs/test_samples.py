@@ -68,5 +68,4 @@ def test_fill() -> None:
     assert sheet.ms.T.tolist() == [[2.0, 2.0, 2.5, 3.0, 3.0, 3.0], [5.0, 5.0, 5.0, 5.0, 7.0, 9.0]]
     assert sheet.ci_ms[4].tolist() == [0.3, pytest.approx(0.7)]
     m, i, x = Source.MEASURED, Source.INTERPOLATED, Source.EXTRAPOLATED
-    # A row right beside the measured ones counts as interpolated, one further out as extrapolated.
-    assert sheet.source.T.tolist() == [[i, m, i, m, i, x], [x, x, i, m, i, m]]
+    assert sheet.source.T.tolist() == [[x, m, i, m, x, x], [x, x, x, m, i, m]]

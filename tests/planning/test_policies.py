@@ -27,19 +27,19 @@ def test_a_policy_is_valid_from_birth(kind: str, fixed_k: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "drafts", "loads", "plans", "needs"),
+    ("text", "drafts", "loads", "needs"),
     [
-        ("none", 0, False, False, False),
-        ("fixed:3", 3, True, False, False),
-        ("fixed:0", 0, True, False, False),
-        ("adaptive", 7, True, True, True),
-        ("oracle", 7, True, True, False),
+        ("none", 0, False, False),
+        ("fixed:3", 3, True, False),
+        ("fixed:0", 0, True, False),
+        ("adaptive", 7, True, True),
+        ("oracle", 7, True, False),
     ],
 )
-def test_what_a_policy_runs(text: str, drafts: int, loads: bool, plans: bool, needs: bool) -> None:
+def test_what_a_policy_runs(text: str, drafts: int, loads: bool, needs: bool) -> None:
     policy = parse_policy(text)
     assert policy.num_drafts(7) == drafts
-    assert (policy.loads_drafter, policy.plans_budget, policy.needs_confidence) == (loads, plans, needs)
+    assert (policy.loads_drafter, policy.needs_confidence) == (loads, needs)
 
 
 def test_losslessness() -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from specplan.errors import FileError
 from specplan.planning import CalibrationReport, CalibrationScore
 from specplan.report import deploy_sentence, simulation_notes, simulation_rows, simulation_table, write_result
-from specplan.simulation import Gain, PolicyResult, Recommendation, SimulationResult
+from specplan.simulation import Gain, PolicyResult, Recommendation, SimulationResult, TablesUsed
 
 
 def policy(name: str, concurrency: int, gain: float | None = None, **changes: Any) -> PolicyResult:
@@ -41,6 +41,9 @@ def policy(name: str, concurrency: int, gain: float | None = None, **changes: An
     )
 
 
+TABLES = TablesUsed(digest="0" * 64, source="measured", device="a device", target="tiny", draft="tiny", warnings=[])
+
+
 def advice(name: str, concurrency: int, fastest: str | None = None) -> Recommendation:
     return Recommendation(
         concurrency=concurrency,
@@ -55,6 +58,9 @@ def advice(name: str, concurrency: int, fastest: str | None = None) -> Recommend
 def result(policies: list[PolicyResult], recommendations: list[Recommendation], **changes: Any) -> SimulationResult:
     return SimulationResult(
         **{
+            "tables": TABLES,
+            "planner_tables": TABLES,
+            "mismatches": [],
             "trace_source": "prompts.jsonl",
             "target": "tiny",
             "draft": "tiny",

@@ -60,7 +60,7 @@ def make_case() -> MakeCase:
             concurrency=concurrency,
             max_num_batched_tokens=max_num_batched_tokens or prices.verify.max_num_tokens,
             num_drafts=policy.num_drafts(k),
-            confidence=confidence if policy.plans_budget else None,
+            confidence=confidence if policy.kind in ("adaptive", "oracle") else None,
             lag=0 if policy.kind == "oracle" else lag,
             prices=prices,
             planner_prices=planner_prices or prices,

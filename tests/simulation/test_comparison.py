@@ -11,6 +11,7 @@ from specplan.simulation.result import Gain
 
 TOTALS = ReplayTotals(
     num_steps=10,
+    num_verify_steps=8,
     num_finished=4,
     num_output_tokens=100,
     num_verifying=40,
@@ -71,7 +72,7 @@ def test_figures_of_a_policy() -> None:
     assert result.output_tokens_per_s == pytest.approx(100)
     assert result.tpot_ms == 3
     assert result.mean_accepted_len_plus_1 == 2.25
-    assert result.mean_budget == 8
+    assert result.mean_budget == 10  # over the eight steps that verified anything
     assert result.wasted_share == 0.25
     assert result.extrapolated_share == 0.1
     assert (result.num_steps, result.num_requests) == (10, 4)
@@ -80,10 +81,13 @@ def test_figures_of_a_policy() -> None:
 
 
 def test_figures_taken_over_nothing_are_null() -> None:
-    nothing = replace(TOTALS, num_verifying=0, num_verify_outputs=0, num_admitted=0, num_accepted=0, num_tpot=0)
+    nothing = replace(
+        TOTALS, num_verify_steps=0, num_verifying=0, num_verify_outputs=0, num_admitted=0, num_accepted=0, num_tpot=0
+    )
     base = PolicyReplays(policy=parse_policy("none"), concurrency=1, totals=nothing, resampled=[])
     result = policy_result(base, base, lag=1)
     assert (result.tpot_ms, result.mean_accepted_len_plus_1, result.wasted_share) == (None, None, None)
+    assert result.mean_budget is None
     assert result.gain_over_none == Gain(estimate=0.0, interval=None)
     assert result.verdict is None
 

@@ -100,6 +100,7 @@ def test_equal_rows_follow_the_closed_form(make_case: Any, make_prices: Any, pol
     requests = rounds * concurrency
     expected = ReplayTotals(
         num_steps=rounds * (1 + verify_steps),
+        num_verify_steps=rounds * verify_steps,
         num_finished=requests,
         num_output_tokens=requests * output_len,
         num_verifying=requests * verify_steps,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specplan.errors import ConfigError
-from specplan.simulation.scheduler import ClosedLoop, ScheduledStep, finish_target
+from specplan.simulation.scheduler import ClosedLoop, ScheduledStep, num_to_finish
 
 
 def loop(**changes: Any) -> ClosedLoop:
@@ -49,7 +49,7 @@ def test_prefill_is_chunked_and_first_come_first_served() -> None:
     assert [request.request for request in second.verifying] == [0]
     assert chunks(second) == [(2, 6)]  # 8 tokens less 1 + 1 reserved
     assert (second.num_reqs, second.num_sampling, second.num_non_draft_tokens) == (2, 1, 7)
-    assert second.mean_context_len == ((5 + 1) + 1) / 2
+    assert second.mean_context_len == (5 + 1) / 2  # the token emitted is this step's query, not yet in the cache
     run(second)
 
     third = closed.next_step()
@@ -96,5 +96,5 @@ def test_a_loop_that_cannot_run_is_refused(changes: dict[str, int], message: str
 
 
 def test_how_many_requests_finish() -> None:
-    assert finish_target(100, 4) == 100
-    assert finish_target(100, 64) == 512
+    assert num_to_finish(100, 4) == 100
+    assert num_to_finish(100, 64) == 512

@@ -19,7 +19,7 @@ ALL = ["none", "fixed:1", "fixed:4", "adaptive", "oracle"]
 
 
 def make_trace(
-    *, num_requests: int = 16, output_len: int = 24, starts_at: int = 0, outcome_only: bool = False, seed: int = 0
+    *, num_requests: int = 24, output_len: int = 24, starts_at: int = 0, outcome_only: bool = False, seed: int = 0
 ) -> Trace:
     """Confidences that say half the log-odds of what happens: worth calibrating."""
     rng = np.random.default_rng(seed)
