@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The main job on the embedded tiny pair: measure, price, plan. Called by `make demo`; $1 is the folder of `specplan`.
 set -euo pipefail
+bin=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
-export PATH="$PWD/${1:-.venv/bin}:$PATH"
+export PATH="$bin:$PATH"
 mkdir -p demo
 
 run() {

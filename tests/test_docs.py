@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from specplan import __version__
 from specplan.cli import app
 
+KNOWN_ELSEWHERE = {"--upgrade", "--help", "--version", "--output"}  # pip's, and every command's
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -34,6 +36,29 @@ def test_commands_shown_exist_with_their_options(page: Path) -> None:
         known = {option for parameter in COMMANDS[command].params for option in parameter.opts}
         shown = set(re.findall(r"(?<=\s)(--?[a-z][a-z-]*)", rest))
         assert shown <= known, f"{page.name}: specplan {command} has no {sorted(shown - known)}"
+
+
+def test_hints_name_what_exists() -> None:
+    """Every `specplan command` and every --option in a message of the code is one that a user can type."""
+    parameters = [parameter for command in COMMANDS.values() for parameter in command.params]
+    options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+    any_command = re.compile(r"specplan (profile|tables|record|simulate|import|plan|check|export|doctor)\b")
+    for path in sorted((ROOT / "specplan").rglob("*.py")):
+        if "tiny" in path.parts:  # a script with options of its own
+            continue
+        strings = [
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        for text in strings:
+            assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= options | KNOWN_ELSEWHERE, (
+                f"{path.name}: {text}"
+            )
+            named = set(
+                re.findall(r"specplan (profile|tables|record|simulate|import|plan|check|export|doctor)\b", text)
+            )
+            assert named <= set(COMMANDS), f"{path.name}: {text}"
 
 
 def test_the_readme_shows_every_command() -> None:

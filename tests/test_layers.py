@@ -28,7 +28,6 @@ FLOORS = [
     "report",
     "cli",
 ]
-# models stands above the planning wing in the list and shares nothing with it but the ground.
 PLANNING_WING = {"files", "costs", "planning", "simulation", "interop", "report"}
 DEVICE_WING = {"models", "device", "engine", "measure"}
 
@@ -82,11 +81,11 @@ def loads(modules_wanted: set[str], code: str) -> set[str]:
     return set(filter(None, result.stdout.splitlines()[-1].split(",")))
 
 
-HEAVY = {"torch", "scipy", "numba", "pyarrow", "numpy"}
+HEAVY = {"torch", "scipy", "numba", "pyarrow", "numpy", "rich"}
 
 
 def test_the_probe_can_fail() -> None:
-    assert loads(HEAVY, "import numpy") == {"numpy"}
+    assert loads(HEAVY, "import pyarrow") == {"numpy", "pyarrow"}
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -99,3 +98,36 @@ def test_help_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize("package", sorted(PLANNING_WING))
 def test_the_planning_wing_loads_no_torch(package: str) -> None:
     assert loads(HEAVY - {"numpy"}, f"import specplan.{package}") == set()
+
+
+def test_simulate_and_tables_load_no_torch(tmp_path: Path) -> None:
+    """The commands themselves, on real files: what they import while they run counts too."""
+    code = f"""
+import numpy as np
+from typer.testing import CliRunner
+from specplan.cli import app
+from specplan.costs import build_cost_tables
+from specplan.files import Trace, TraceMetadata
+
+folder = {str(tmp_path)!r}
+build_cost_tables([(1, 0.1), (4, 0.2)], [(1, 1), (8, 2), (64, 9)], max_num_reqs=4, max_num_tokens=64).write(
+    folder + "/tables.json"
+)
+rows = np.arange(40, dtype=np.int32)
+Trace(
+    metadata=TraceMetadata(
+        kind="dense", sampling="greedy", num_speculative_tokens=2, target="t", draft="d", tokenizer="t", source="s"
+    ),
+    request=rows // 10,
+    position=rows % 10,
+    confidence=np.full((40, 2), 0.5, dtype=np.float32),
+    accepted_len=rows % 3,
+    verified_len=np.full(40, 2, dtype=np.int32),
+    arrival_s=np.zeros(4),
+    prompt_len=np.ones(4, dtype=np.int32),
+    output_len=np.full(4, 10, dtype=np.int32),
+).write(folder + "/trace.parquet")
+args = ["simulate", folder + "/trace.parquet", "--tables", folder + "/tables.json", "--concurrency", "1,2"]
+assert CliRunner().invoke(app, args, catch_exceptions=False).exit_code == 0
+"""
+    assert loads({"torch", "numba"}, code) == {"numba"}

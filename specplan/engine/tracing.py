@@ -102,6 +102,8 @@ def record_trace(
             provenance={
                 "target_config_sha256": target.config_sha256,
                 "draft_config_sha256": draft.config_sha256,
+                "target_weights_sha256": target.weights_sha256(),
+                "draft_weights_sha256": draft.weights_sha256(),
                 "max_output_tokens": max_output_tokens,
                 "dtype": str(target.decoder.model.embed_tokens.weight.dtype).removeprefix("torch."),
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -35,6 +36,15 @@ class LoadedModel:
     decoder: Decoder
     weights: Literal["loaded", "random"]
     config_sha256: str
+
+    def weights_sha256(self) -> str:
+        """Digest of the weights as stored: two trainings of one architecture differ in nothing else."""
+        digest = hashlib.sha256()
+        for file in weight_files(self.folder):
+            with file.open("rb") as stored:
+                while block := stored.read(1 << 24):
+                    digest.update(block)
+        return digest.hexdigest()
 
 
 def load_model(name: str, role: Role, *, device: torch.device, dtype: torch.dtype, seed: int = 0) -> LoadedModel:

@@ -127,9 +127,12 @@ class TestPaths:
         assert "mkdir" in refused(run, 3, "No such file or directory", *args)
 
     def test_the_output_is_a_folder(self, run: Run, model_folder: Path, tmp_path: Path) -> None:
-        refused(
-            run, 3, "it is a directory", "profile", "--target", model_folder, "--draft", model_folder, "-o", tmp_path
-        )
+        args = ("profile", "--target", model_folder, "--draft", model_folder, "-o", tmp_path)
+        refused(run, 3, "it is a directory", *args)
+
+    def test_a_device_is_refused_before_the_work(self, run: Run, model_folder: Path) -> None:
+        args = ("profile", "--target", model_folder, "--draft", model_folder, "-o", "/dev/null")
+        refused(run, 3, "not a regular file", *args)
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
     def test_an_unwritable_folder(self, run: Run, model_folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 
@@ -73,6 +74,21 @@ def test_a_replay_reads_what_is_in_its_buffers_now(cuda: torch.device) -> None:
         buffer.copy_(torch.randint(CONFIG.vocab_size, (24,), device=cuda))
         replayed = replay().clone()
         assert torch.equal(replayed, verify.run(buffer)[1])
+
+
+@torch.inference_mode()
+def test_a_captured_step_keeps_what_it_reads(cuda: torch.device) -> None:
+    """A graph keeps none of its inputs alive: freed, they would be handed to whoever allocates next."""
+    plan = ProfilePlan.default(max_num_seqs=8, num_speculative_tokens=3, max_num_batched_tokens=512, context_len=128)
+    decoder = make_decoder(cuda, torch.bfloat16)
+    factory = StepFactory(decoder, decoder, plan)
+    for point in (plan.verify_point("graph", 8, 24), plan.draft_point("graph", 8, 3)):
+        step = factory.make(point)
+        before = step.run().clone()
+        gc.collect()
+        others = [torch.full((1 << size,), -1, device=cuda) for size in range(3, 20) for _ in range(8)]
+        assert torch.equal(step.run(), before)
+        del others
 
 
 @torch.inference_mode()
