@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -16,8 +15,9 @@ __all__ = ["INTERRUPTED", "JsonOption", "Report", "print_json", "remark", "show"
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
-# Wide enough for every table where the output is a file or a pipe, which have no width of their own.
-PIPE_WIDTH = 120
+# What the widest table needs. A narrower terminal wraps its lines, where rich would squeeze columns to nothing; a file
+# or a pipe has no width of its own.
+LEAST_WIDTH = 120
 
 
 class Report(Protocol):
@@ -30,9 +30,9 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     made = Console(stderr=stderr, highlight=False)
-    if made.is_terminal or "COLUMNS" in os.environ:
+    if stderr or made.width >= LEAST_WIDTH:
         return made
-    return Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
+    return Console(highlight=False, width=LEAST_WIDTH)
 
 
 def show(*renderables: RenderableType) -> None:
