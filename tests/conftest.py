@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test asserts a time, and an example that a busy machine is slow to run is no failure.
+settings.register_profile("specplan", deadline=None)
+settings.load_profile("specplan")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
