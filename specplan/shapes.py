@@ -55,7 +55,7 @@ def default_capture_sizes(
     if max_num_seqs < 1 or num_speculative_tokens < 0:
         raise ConfigError(
             f"max_num_seqs {max_num_seqs} with K {num_speculative_tokens}: expected at least 1 and at least 0",
-            "pass --max-num-seqs 1 or more and -k 0 or more",
+            "pass --max-num-seqs 1 or more and -k 1 or more",
         )
     query_len = 1 + num_speculative_tokens
     largest = min(max_num_seqs * query_len * 2, ceiling, max_num_batched_tokens)

@@ -7,7 +7,7 @@ imported before a command needs it, so that `specplan --help` answers at once.
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -24,6 +24,16 @@ from specplan.errors import SpecplanError
 __all__ = ["app", "main"]
 
 
+# What the parser raises. Which click typer builds on, its own or the installed one, depends on its version.
+UsageError: Any = typer.BadParameter.__base__
+
+
+def fail(message: str, hint: str, exit_code: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    typer.echo(f"hint: {hint}", err=True)
+    raise typer.Exit(exit_code)
+
+
 class ErrorBoundary(TyperGroup):
     """Turns expected errors into two lines on stderr and an exit code; all else is a bug and keeps its traceback."""
 
@@ -31,11 +41,11 @@ class ErrorBoundary(TyperGroup):
         try:
             return super().invoke(ctx)
         except SpecplanError as error:
-            typer.echo(f"error: {error.message}", err=True)
-            typer.echo(f"hint: {error.hint}", err=True)
-            raise typer.Exit(error.exit_code) from None
+            fail(error.message, error.hint, error.exit_code)
+        except UsageError as error:
+            fail(error.format_message(), f"see {error.ctx.command_path} --help", error.exit_code)
         except KeyboardInterrupt:
-            typer.echo("interrupted: nothing was written", err=True)
+            typer.echo("interrupted; a file is written whole or not at all", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 

@@ -51,7 +51,7 @@ def import_trace(
     from specplan.interop import import_accepted_lengths
 
     require_trace_suffix(output)
-    require_writable(output)
+    require_writable(output, source)
     trace = import_accepted_lengths(
         source,
         field=field,

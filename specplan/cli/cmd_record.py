@@ -34,7 +34,7 @@ def record(
     from specplan.engine import read_prompts, record_trace
     from specplan.files import require_trace_suffix, require_writable
 
-    require_writable(output)
+    require_writable(output, prompts)
     require_trace_suffix(output)
     texts = read_prompts(prompts)
     pair = load_pair(target, draft, device=device)

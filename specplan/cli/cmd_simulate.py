@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -56,7 +57,7 @@ def simulate(
     policies = [parse_policy(text) for text in policy or ["none", "adaptive", "oracle"]]
     concurrencies = parse_concurrencies(concurrency)
     if output is not None:
-        require_writable(output)
+        require_writable(output, trace, tables, *filter(None, [planner_tables]))
     charged = CostTables.read(tables)
     with show_progress("simulating") as report:
         result = run_simulation(
@@ -86,7 +87,7 @@ def parse_concurrencies(text: str) -> list[int]:
     from specplan.errors import ConfigError
 
     parts = [part.strip() for part in text.split(",")]
-    wrong = [part for part in parts if not part.isascii() or not part.isdigit() or int(part) < 1]
+    wrong = [part for part in parts if not re.fullmatch("0*[1-9][0-9]{0,8}", part)]
     if wrong:
         raise ConfigError(f"--concurrency holds {wrong[0]!r}, expected whole numbers of at least 1", "try 1,4,16,64")
     return [int(part) for part in parts]

@@ -40,7 +40,7 @@ def tables(
     from specplan.report.tables import tables_report
 
     if output is not None:
-        require_writable(output)
+        require_writable(output, profile)
     built = tables_from_profile(Profile.read(profile), monotone=monotone.value)
     if output is not None:
         built.write(output)

@@ -17,7 +17,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 # What the widest table needs. A narrower terminal wraps its lines, where rich would squeeze columns to nothing; a file
 # or a pipe has no width of its own.
-LEAST_WIDTH = 120
+LEAST_WIDTH = 132
 
 
 class Report(Protocol):

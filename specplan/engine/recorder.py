@@ -159,5 +159,5 @@ def require_room(target: Decoder, draft: Decoder, prompts: Sequence[Sequence[int
             raise ConfigError(
                 f"prompt {index} has {len(prompt)} tokens; with {num_tokens} more for its output and drafts it passes "
                 f"the models' {limit} positions",
-                "shorten the prompt or lower --max-output-tokens",
+                "shorten the prompt, or lower --max-output-tokens or -k",
             )

@@ -29,9 +29,11 @@ def read_prompts(path: Path) -> list[str]:
         # Not splitlines: JSON strings may hold U+2028 and other ends of line as they are.
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
-        raise FileError(f"no prompts file at {path}", hint) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} cannot be read: {error}", hint) from None
+        raise FileError(f"no prompts file at {path}", f"check the path; {hint}") from None
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}", "check the path and its permissions") from None
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not UTF-8: {error}", hint) from None
     prompts = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -65,6 +67,8 @@ def record_trace(
                 f"{model.folder} has no weights, and a trace of random ones says nothing",
                 "add model.safetensors to the folder",
             )
+        if not all(bool(parameter.isfinite().all()) for parameter in model.decoder.parameters()):
+            raise FileError(f"the weights in {model.folder} are not all finite", "restore the model's weights")
     if k < 1 or max_output_tokens < 1:
         raise ConfigError(
             f"K is {k} and the output {max_output_tokens} tokens, expected at least 1 of each",

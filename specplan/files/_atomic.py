@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from specplan.errors import FileError
+from specplan.errors import ConfigError, FileError
 
 __all__ = ["require_writable", "write_atomically"]
 
@@ -32,9 +32,15 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         raise _refusal(path, target, error) from error
 
 
-def require_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse what `write_atomically` would refuse, before long work begins, and leave nothing behind."""
+def require_writable(path: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
+    """Refuse what `write_atomically` would refuse, before long work begins, and leave nothing behind.
+
+    An output that is one of the `inputs` is refused too: it would take the place of what it was made from.
+    """
     target = _replaceable(path)
+    for given in inputs:
+        if target == Path(given).resolve():
+            raise ConfigError(f"the output {path} is also an input, and would replace it", "give another output path")
     temporary = _temporary(target)
     try:
         temporary.touch(exist_ok=False)
@@ -44,9 +50,14 @@ def require_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _replaceable(path: str | os.PathLike[str]) -> Path:
-    # Resolved, so that a symbolic link stays one and its target is what gets replaced.
-    target = Path(path).resolve()
-    if target.is_dir():
+    try:
+        # Resolved, so that a symbolic link stays one and its target is what gets replaced.
+        target = Path(path).resolve()
+        is_directory = target.is_dir()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise FileError(f"cannot write {path}: {reason}", "give another path") from error
+    if is_directory:
         raise FileError(f"cannot write {path}: it is a directory, expected a file", "add a file name to the path")
     if target.exists() and not target.is_file():
         # Replacing a device such as /dev/stdout would remove it.

@@ -137,7 +137,7 @@ def _check_schema(found: object, expected: str, where: str) -> None:
     if int(found_version) > version:
         raise FileError(
             f"{where}: {found} is newer than this specplan reads ({version})",
-            "upgrade specplan: pip install --upgrade specplan",
+            "upgrade specplan to the version that wrote it",
         )
     if int(found_version) < version:
         raise FileError(

@@ -148,9 +148,11 @@ def decode_parquet(path: str | os.PathLike[str]) -> TraceColumns:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    data = _json.read_bytes(path, TRACE_SCHEMA)
     try:
-        table = pq.read_table(pa.BufferReader(_json.read_bytes(path, TRACE_SCHEMA)))
-    except (pa.ArrowException, OSError) as error:
+        table = pq.read_table(pa.BufferReader(data))
+        names = table.column_names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # a mangled name is not UTF-8
         reason = str(error).partition("\n")[0]
         raise FileError(f"{path}: not a Parquet file: {reason}", f"give a .parquet trace, or {_AGAIN}") from error
     metadata_json = (table.schema.metadata or {}).get(_METADATA_KEY)
@@ -158,7 +160,7 @@ def decode_parquet(path: str | os.PathLike[str]) -> TraceColumns:
         raise FileError(f"{path}: no {_METADATA_KEY.decode()} metadata, expected {TRACE_SCHEMA}", _AGAIN)
     metadata = _json.decode(metadata_json, TraceMetadata, schema=TRACE_SCHEMA, dec_hook=None, where=f"{path}: metadata")
     for name in _COLUMNS:
-        if name not in table.column_names:
+        if name not in names:
             raise FileError(f"{path}: no column {name}, expected {', '.join(_COLUMNS)}", _AGAIN)
     return TraceColumns(
         metadata=metadata,

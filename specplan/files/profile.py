@@ -17,9 +17,10 @@ __all__ = ["PROFILE_SCHEMA", "Environment", "Failure", "ModelInfo", "Profile", "
 #   1  first version
 PROFILE_SCHEMA: Final = "specplan.profile/1"
 
-Count = Annotated[int, Meta(ge=1)]
-CountOrZero = Annotated[int, Meta(ge=0)]
-Milliseconds = Annotated[float, Meta(gt=0)]
+# Bounds far beyond any step, so that a mangled file is refused before it is taken for a size of memory.
+Count = Annotated[int, Meta(ge=1, le=2**20)]
+CountOrZero = Annotated[int, Meta(ge=0, le=2**31)]
+Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +102,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ran. `random` weights cost what trained ones do, and draft nothing worth recording."""
 
     name: str
-    num_params: CountOrZero
+    num_params: Annotated[int, Meta(ge=0)]
     config_sha256: str
     weights: Literal["loaded", "random"] = "loaded"
 

@@ -35,6 +35,7 @@ class Source(IntEnum):
     EXTRAPOLATED = 3
 
 
+_MOST_MS: Final = 1e9  # eleven days: no step, and far from where sums of steps overflow
 _LETTERS: Final = "mpix"
 _LEGEND: Final = {letter: source.name.lower() for letter, source in zip(_LETTERS, Source, strict=True)}
 
@@ -251,7 +252,7 @@ def _check_table(
     for place, array in ((f".{name}_source", source), (f".{name}_ci_ms", ci_ms)):
         if array is not None and array.shape != ms.shape:
             raise ValueError(f"{place}: expected shape {list(ms.shape)}, got {list(array.shape)}")
-    bad = ~np.isfinite(ms) | ((ms <= 0) if positive else (ms < 0))
+    bad = ~np.isfinite(ms) | ((ms <= 0) if positive else (ms < 0)) | (ms > _MOST_MS)
     _refuse_cells(f".{name}_ms", ms, bad, "a positive" if positive else "a non-negative")
     if ci_ms is not None:
         _refuse_cells(f".{name}_ci_ms", ci_ms, ~np.isfinite(ci_ms) | (ci_ms < 0), "a non-negative")

@@ -32,7 +32,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     schema: str = TRACE_SCHEMA
     kind: Literal["dense", "logged"]
     sampling: Literal["greedy", "sampled"]
-    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1)]  # K
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)]  # K
     target: str
     draft: str
     tokenizer: str

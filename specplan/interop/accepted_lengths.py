@@ -15,6 +15,8 @@ from specplan.files.trace import Trace, TraceMetadata
 
 __all__ = ["import_accepted_lengths"]
 
+_MOST_DRAFTS = 1024
+
 
 def import_accepted_lengths(
     path: str | os.PathLike[str],
@@ -37,8 +39,10 @@ def import_accepted_lengths(
 
     A line's `prompt_len`, where it has one, is the prompt's; 0 otherwise.
     """
-    if num_speculative_tokens is not None and not 1 <= num_speculative_tokens < 2**31:
-        raise ConfigError(f"K is {num_speculative_tokens}, expected 1 or more drafts per step", "pass -k 7, say")
+    if num_speculative_tokens is not None and not 1 <= num_speculative_tokens <= _MOST_DRAFTS:
+        raise ConfigError(
+            f"K is {num_speculative_tokens}, expected 1 to {_MOST_DRAFTS} drafts a step", "pass -k 7, say"
+        )
     lengths: list[list[int]] = []
     prompt_len: list[int] = []
     for number, line in enumerate(_read_lines(path), start=1):
@@ -49,6 +53,11 @@ def import_accepted_lengths(
 
     accepted_len = np.fromiter(chain.from_iterable(lengths), dtype=np.int32)
     k = max(int(accepted_len.max()), 1) if num_speculative_tokens is None else num_speculative_tokens
+    if k > _MOST_DRAFTS:
+        raise FileError(
+            f"{path}: the longest acceptance is {k} drafts, more than the {_MOST_DRAFTS} that a step can draft",
+            "cut them to what was configured: -k 7, say",
+        )
     steps = np.array([len(entries) for entries in lengths], dtype=np.int32)
     return Trace(
         metadata=TraceMetadata(

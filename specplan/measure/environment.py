@@ -29,7 +29,7 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in TIMING_SCOPE:
+    if device is None or device.type not in TIMING_SCOPE or (device.type == "cpu" and device.index):
         raise ConfigError(f"unknown device {name!r}", "use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(

@@ -97,8 +97,13 @@ class ProfilePlan:
         return points + [self.verify_point("eager", min(self.max_num_seqs, size), size) for size in tail]
 
     def verify_sizes(self, num_reqs: int) -> Sequence[int]:
-        """The captured sizes a batch of `num_reqs` can run at: from one token each to 1 + K each."""
+        """The captured sizes a batch of `num_reqs` can run at: from one token each to 1 + K each.
+
+        The most requests run the larger ones too: a step that carries a prefill reaches every captured size.
+        """
         most = num_reqs * (1 + self.num_speculative_tokens)
+        if num_reqs == self.max_num_seqs:
+            most = self.capture_sizes[-1]
         return [size for size in self.capture_sizes if num_reqs <= size <= most]
 
     def verify_point(self, mode: Mode, num_reqs: int, num_tokens: int) -> MeasuredPoint:

@@ -40,7 +40,7 @@ class StoppingRule:
     half_width: float = 0.005
     max_busy_s: float = 1.5
     time_budget_s: float | None = None
-    burst: int = 5
+    burst: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

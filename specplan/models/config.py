@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name} is {size}, expected at least 1")
+        for name, value in (("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}, expected a positive number")
         if self.model_type not in SUPPORTED_MODEL_TYPES:
             raise ValueError(f"model_type is {self.model_type!r}, expected one of {', '.join(SUPPORTED_MODEL_TYPES)}")
         if self.num_attention_heads % self.kv_heads:
@@ -121,8 +125,9 @@ def _without_dialects(raw: dict[str, Any]) -> dict[str, Any]:
     """One spelling for RoPE: newer files hold `rope_parameters`, older ones `rope_theta` and `rope_scaling`."""
     fields = dict(raw)
     rope = fields.pop("rope_parameters", None) or fields.pop("rope_scaling", None)
-    fields["rope_scaling"] = None
+    fields["rope_scaling"] = rope
     if isinstance(rope, dict):
+        fields["rope_scaling"] = None
         rope = dict(rope)
         if "rope_theta" in rope:
             fields["rope_theta"] = rope.pop("rope_theta")

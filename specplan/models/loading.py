@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from specplan.errors import ConfigError, FileError
+from specplan.errors import ConfigError, FileError, MeasurementError
 from specplan.models.config import config_sha256, read_config
 from specplan.models.decoder import Decoder
 
@@ -24,6 +24,7 @@ Role = Literal["target", "draft"]
 EMBEDDED = "tiny"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+FOREIGN_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".safetensors")
 TOKENIZER_FILE = "tokenizer.json"
 
 
@@ -57,18 +58,25 @@ def load_model(name: str, role: Role, *, device: torch.device, dtype: torch.dtyp
     files = weight_files(folder)
     with torch.device("meta"):
         decoder = Decoder(config)
-    if files:
-        state: dict[str, Tensor] = {}
-        for file in files:
-            state |= read_safetensors(file, device)
-        require_matching(state, decoder, folder)
-        state = {key: tensor.to(dtype) for key, tensor in state.items()}
-        decoder.load_state_dict(state, strict=False, assign=True)
-    else:
-        decoder = decoder.to(dtype).to_empty(device=device)
-        randomise(decoder, seed)
-    decoder.tie_weights()
-    decoder.fill_rope()
+    try:
+        if files:
+            state: dict[str, Tensor] = {}
+            for file in files:
+                state |= read_safetensors(file, device)
+            require_matching(state, decoder, folder)
+            state = {key: tensor.to(dtype) for key, tensor in state.items()}
+            decoder.load_state_dict(state, strict=False, assign=True)
+        else:
+            decoder = decoder.to(dtype).to_empty(device=device)
+            randomise(decoder, seed)
+        decoder.tie_weights()
+        decoder.fill_rope()
+    except (RuntimeError, MemoryError) as error:  # allocators raise nothing more specific
+        raise MeasurementError(
+            f"no memory on {device} for {folder}, a model of {decoder.num_params:,} parameters: "
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            "use a device with more memory, or a smaller model",
+        ) from error
     return LoadedModel(
         name=name if name == EMBEDDED else folder.resolve().name,
         folder=folder,
@@ -106,13 +114,26 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX_FILE
     if not index.is_file():
         single = folder / WEIGHTS_FILE
-        return [single] if single.is_file() else []
+        if not single.is_file():
+            refuse_other_weights(folder)
+            return []
+        return [single]
     try:
         weight_map = msgspec.json.decode(index.read_bytes())["weight_map"]
         shards = sorted({folder / shard for shard in weight_map.values()})
     except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{index} does not list weights: {error}", "restore the model's index file") from None
     return shards
+
+
+def refuse_other_weights(folder: Path) -> None:
+    """Weights in another form must not be taken for none: the model would run with random ones."""
+    found = sorted(path.name for path in folder.iterdir() if path.suffix in FOREIGN_WEIGHTS)
+    if found:
+        raise FileError(
+            f"{folder} holds {found[0]}, and no {WEIGHTS_FILE} or {INDEX_FILE}",
+            "convert the weights to safetensors, or remove them to run with random ones",
+        )
 
 
 def read_safetensors(path: Path, device: torch.device) -> dict[str, Tensor]:
@@ -133,6 +154,12 @@ def require_matching(state: dict[str, Tensor], decoder: Decoder, folder: Path) -
         state.pop("lm_head.weight", None)
     # Old checkpoints store the rotation's frequencies, which follow from the config.
     found = {key: tuple(tensor.shape) for key, tensor in state.items() if not key.endswith("rotary_emb.inv_freq")}
+    integers = sorted(key for key in found if not state[key].is_floating_point())
+    if integers:
+        raise FileError(
+            f"{integers[0]} in {folder} is {state[integers[0]].dtype}: quantised weights are not supported",
+            "use the model's bfloat16, float16 or float32 weights",
+        )
     wrong = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
     if wrong:
         key = wrong[0]

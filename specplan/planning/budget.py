@@ -103,7 +103,11 @@ def _step_cost_ms(
         )
     read_ms = verify_ms[num_non_draft_tokens : last + 1].astype(np.float64)
     cost_ms: NDArray[np.float64] = draft_ms + read_ms + overhead_ms
-    wrong = np.flatnonzero(~(np.isfinite(cost_ms) & (cost_ms > 0)))
+    if draft_ms < 0 or overhead_ms < 0:
+        raise ConfigError(
+            f"draft_ms is {draft_ms} and overhead_ms {overhead_ms}, expected 0 or more", "pass milliseconds"
+        )
+    wrong = np.flatnonzero(~(np.isfinite(cost_ms) & (cost_ms > 0) & (read_ms >= 0)))
     if wrong.size:
         raise ConfigError(
             f"a step of {num_non_draft_tokens + wrong[0]} tokens costs {cost_ms[wrong[0]]} ms, expected finite and > 0",

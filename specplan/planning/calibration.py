@@ -110,9 +110,10 @@ def _loss_and_gradient(
     z = weights[0] * log_odds + weights[1:][position]
     residual = _sigmoid(z) - outcome
     pull = _RIDGE * (weights - identity)
-    loss = np.logaddexp(0.0, z).sum() - outcome @ z + 0.5 * pull @ (weights - identity)
+    # Sums, not dot products: BLAS adds in an order that depends on its threads, and results must not.
+    loss = (np.logaddexp(0.0, z) - outcome * z).sum() + 0.5 * (pull * (weights - identity)).sum()
     by_position = np.bincount(position, weights=residual, minlength=len(weights) - 1)
-    return float(loss), np.concatenate(([residual @ log_odds], by_position)) + pull
+    return float(loss), np.concatenate(([(residual * log_odds).sum()], by_position)) + pull
 
 
 def _score(

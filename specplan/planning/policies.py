@@ -71,6 +71,6 @@ def parse_policy(text: str) -> Policy:
     """`none`, `fixed:3`, `adaptive` or `oracle`."""
     if policy := _PLAIN_POLICIES.get(text):
         return policy
-    if match := re.fullmatch(r"fixed:([0-9]+)", text):
+    if match := re.fullmatch(r"fixed:([0-9]{1,9})", text):
         return Policy(kind="fixed", fixed_k=int(match[1]))
     raise ConfigError(f"unknown policy {text!r}", f"known policies: {', '.join(KNOWN_POLICIES)}; K as in fixed:3")

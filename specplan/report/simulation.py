@@ -28,6 +28,7 @@ _HEADERS = (
     "extrapolated",
 )
 
+_UNSURE = 0.1  # a held-out error of the costs beyond which a recommendation is worth little
 _UNBROKEN = ("policy", "95% interval")
 _LABELS = {
     "greedy-only": "on sampled output it can bias what is sampled",
@@ -172,11 +173,18 @@ def _ties(recommendations: list[Recommendation]) -> list[str]:
 
 def _doubts(result: SimulationResult) -> list[str]:
     chosen = {(recommendation.policy, recommendation.concurrency) for recommendation in result.recommendations}
-    doubts = [
-        f"at {policy.concurrency} {policy.extrapolated_share:.0%} of the steps cost what was extrapolated, not measured"
+    shares = [
+        f"{policy.extrapolated_share:.0%} of the steps at {policy.concurrency}"
         for policy in result.policies
         if policy.extrapolated_share and (policy.policy, policy.concurrency) in chosen
     ]
+    doubts = [f"{_join(shares)} cost what was extrapolated, not measured"] if shares else []
+    error = result.tables.held_out_error
+    if error is not None and error > _UNSURE:
+        doubts.append(
+            f"but the costs did not repeat (held-out error {error:.0%}): measure again on a quiet machine before "
+            "relying on them"
+        )
     if result.is_approximate:
         doubts.append("the trace was sampled, so its replay is approximate")
     return doubts

@@ -36,7 +36,6 @@ def verify_table(tables: CostTables) -> Table:
     table = new_table(
         f"Verify step, ms, by requests and drafts per request (context {context_len}; "
         f"padded up to {tables.capture_limit} tokens, smooth above)",
-        caption=f"{EXTRAPOLATED_MARK} rests on extrapolation",
     )
     for k in shown_ks(tables):
         table.add_column(f"k={k}", justify="right")
@@ -51,6 +50,8 @@ def verify_table(tables: CostTables) -> Table:
                 continue
             extrapolated = tables.legend[sources[num_tokens]] == "extrapolated"
             cells.append(f"{row[num_tokens]:.3g}{EXTRAPOLATED_MARK if extrapolated else ''}")
+        if any(cell.endswith(EXTRAPOLATED_MARK) for cell in cells):
+            table.caption = f"{EXTRAPOLATED_MARK} rests on extrapolation"
         table.add_row(str(num_reqs), *cells)
     return table
 
@@ -67,10 +68,10 @@ def draft_table(tables: CostTables) -> Table:
     return table
 
 
-def new_table(title: str, caption: str | None = None) -> Table:
+def new_table(title: str) -> Table:
     from rich.table import Table
 
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("requests", justify="right")
     return table
 

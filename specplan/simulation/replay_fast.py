@@ -1,4 +1,3 @@
-# mypy: disable-error-code="untyped-decorator"
 """The compiled replay: the loop of replay.py without its objects. Equal to it in every counter, and in time to the bit.
 
 Imported only where something is simulated, because numba takes a second to import.
@@ -16,6 +15,14 @@ from specplan.simulation.replay import ReplayCase, ReplayTotals
 from specplan.simulation.scheduler import num_to_finish
 
 __all__ = ["replay_fast"]
+
+
+def compiled(function: Any) -> Any:
+    """numba's njit without the GIL; the machine code is kept where there is a place to write it."""
+    try:
+        return njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # numba found no folder for it, as in a read-only container
+        return njit(nogil=True)(function)
 
 
 def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
@@ -55,7 +62,7 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _replay(
     order: Any,  # [num_requests] int64
     num_to_finish: int,
@@ -198,7 +205,7 @@ def _replay(
     return counts, now_ms, tpot_ms_sum
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _rank(survival: Any, ranked: Any) -> Any:
     """All of `survival` [num_reqs, k] in descending order, by merging its rows, which descend already."""
     num_slots = survival.size
@@ -221,7 +228,7 @@ def _rank(survival: Any, ranked: Any) -> Any:
     return source[:num_slots]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _best_budget(
     ranking: Any, num_sampling: int, num_tokens: int, num_reqs: int, context_len: float, planner: Any
 ) -> Any:
@@ -241,7 +248,7 @@ def _best_budget(
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _admit(survival: Any, best: Any, admitted: Any) -> None:
     """admit_by_survival where every slot is eligible: all above the last of the best, then its equals in order."""
     num_reqs, k = survival.shape
@@ -261,7 +268,7 @@ def _admit(survival: Any, best: Any, admitted: Any) -> None:
                 left -= 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _between(contexts: Any, context_len: float) -> Any:
     high = np.searchsorted(contexts, context_len)
     if high == 0:

@@ -72,6 +72,7 @@ class TablesUsed(msgspec.Struct, frozen=True, kw_only=True):
     target: str | None
     draft: str | None
     warnings: list[str]
+    held_out_error: float | None  # MAPE of the captured region, a fraction
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):

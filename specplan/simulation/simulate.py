@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,8 +58,8 @@ def simulate(
     """
     compared = _policies(policies)
     num_drafts = trace.num_speculative_tokens if k is None else k
-    levels = sorted(set(concurrencies))
-    _check(trace, compared, levels, num_drafts, lag, num_resamples)
+    levels = sorted({int(concurrency) for concurrency in concurrencies})
+    _check(trace, compared, levels, num_drafts, lag, calibration, num_resamples)
     signals = _signals(trace, compared, num_drafts, calibration)
     workload = _workload(trace)
     planner = tables if planner_tables is None else planner_tables
@@ -186,6 +187,7 @@ def _tables_used(tables: CostTables) -> TablesUsed:
         target=None if tables.target is None else tables.target.name,
         draft=None if tables.draft is None else tables.draft.name,
         warnings=[finding.message for finding in tables.findings if finding.severity == "warning"],
+        held_out_error=None if tables.error.captured is None else tables.error.captured.mape,
     )
 
 
@@ -238,7 +240,13 @@ def _is_deployable(policy: Policy, lag: int, trace: Trace) -> bool:
 
 
 def _check(
-    trace: Trace, policies: Sequence[Policy], concurrencies: Sequence[int], k: int, lag: int, num_resamples: int
+    trace: Trace,
+    policies: Sequence[Policy],
+    concurrencies: Sequence[int],
+    k: int,
+    lag: int,
+    calibration: str,
+    num_resamples: int,
 ) -> None:
     if trace.metadata.kind != "dense":
         raise ConfigError(
@@ -248,7 +256,7 @@ def _check(
     if not 1 <= k <= trace.num_speculative_tokens:
         raise ConfigError(
             f"k is {k}, expected 1 to the trace's K = {trace.num_speculative_tokens}",
-            f"pass -k {trace.num_speculative_tokens} or less, or record a trace with more drafts per position",
+            f"pass -k 1 to -k {trace.num_speculative_tokens}, or record a trace with more drafts per position",
         )
     for policy in policies:
         if policy.num_drafts(k) > k:
@@ -264,6 +272,8 @@ def _check(
     if not concurrencies or concurrencies[0] < 1:
         found = concurrencies[0] if concurrencies else "empty"
         raise ConfigError(f"concurrency is {found}, expected 1 or more", "pass --concurrency 1,4,16,64")
+    if calibration not in get_args(CalibrationMode):
+        raise ConfigError(f"calibration is {calibration!r}, expected cross-fit or off", "pass --calibration cross-fit")
     if lag not in _LAGS:
         raise ConfigError(f"lag is {lag}, expected 0, 1 or 2", "pass --lag 1, which is what vLLM runs")
     if num_resamples < 0:

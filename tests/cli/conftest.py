@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from specplan.cli import app
 from specplan.costs import build_cost_tables

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from typer.testing import Result
 
 from specplan.files import Trace
 
@@ -112,6 +112,15 @@ class TestOptions:
         for known in ("none", "fixed", "adaptive", "oracle"):
             assert known in hint
 
+    @pytest.mark.parametrize(
+        ("option", "value"), [("--lag", "x"), ("--calibration", "y"), ("--seed", "-1"), ("--bogus", "1")]
+    )
+    def test_what_the_parser_refuses(
+        self, run: Run, trace_file: Path, tables_file: Path, option: str, value: str
+    ) -> None:
+        hint = refused(run, 2, option, "simulate", trace_file, "--tables", tables_file, option, value)
+        assert "simulate --help" in hint
+
     @pytest.mark.parametrize("lag", ["-1", "3"])
     def test_lag(self, run: Run, trace_file: Path, tables_file: Path, lag: str) -> None:
         refused(run, 2, f"lag is {lag}", "simulate", trace_file, "--tables", tables_file, "--lag", lag)
@@ -148,6 +157,18 @@ class TestPaths:
         refused(run, 3, ".parquet or .jsonl", *args)
         assert not (tmp_path / "trace.csv").exists()
 
+    def test_an_output_that_is_an_input(self, run: Run, trace_file: Path, tables_file: Path) -> None:
+        before = tables_file.read_bytes()
+        refused(run, 2, "is also an input", "tables", tables_file, "-o", tables_file)
+        refused(run, 2, "is also an input", "simulate", trace_file, "--tables", tables_file, "-o", trace_file)
+        assert tables_file.read_bytes() == before
+
+    def test_a_path_no_file_system_takes(self, run: Run, trace_file: Path, tables_file: Path, tmp_path: Path) -> None:
+        loop = tmp_path / "loop"
+        loop.symlink_to(loop)
+        for output in (tmp_path / ("a" * 300), loop):
+            refused(run, 3, "cannot write", "simulate", trace_file, "--tables", tables_file, "-o", output)
+
 
 class TestModels:
     def test_no_such_folder(self, run: Run, tmp_path: Path) -> None:
@@ -158,6 +179,24 @@ class TestModels:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
         args = ("profile", "--target", tmp_path, "--draft", "tiny", "-o", tmp_path / "p.json")
         refused(run, 2, "config.json", *args)
+
+    def test_weights_in_another_form_are_not_none(self, run: Run, model_folder: Path, tmp_path: Path) -> None:
+        (model_folder / "pytorch_model.bin").write_bytes(b"")
+        args = ("profile", "--target", model_folder, "--draft", model_folder, "-o", tmp_path / "p.json")
+        assert "convert" in refused(run, 3, "pytorch_model.bin", *args)
+
+    @pytest.mark.parametrize("change", [{"rms_norm_eps": -1.0}, {"rope_theta": 0.0}, {"rope_scaling": "x"}])
+    def test_configs_that_cannot_be_meant(self, run: Run, model_folder: Path, tmp_path: Path, change: object) -> None:
+        config = json.loads((model_folder / "config.json").read_text())
+        (model_folder / "config.json").write_text(json.dumps(config | change))
+        args = ("profile", "--target", model_folder, "--draft", model_folder, "-o", tmp_path / "p.json")
+        refused(run, 2, "config.json", *args)
+
+    def test_a_model_larger_than_memory(self, run: Run, model_folder: Path, tmp_path: Path) -> None:
+        config = json.loads((model_folder / "config.json").read_text()) | {"vocab_size": 10**12}
+        (model_folder / "config.json").write_text(json.dumps(config))
+        args = ("profile", "--target", model_folder, "--draft", model_folder, "-o", tmp_path / "p.json")
+        refused(run, 5, "no memory", *args)
 
     def test_recording_random_weights(self, run: Run, model_folder: Path, tmp_path: Path) -> None:
         prompts = tmp_path / "prompts.jsonl"

@@ -171,7 +171,7 @@ def test_a_malformed_field_is_named(
         (
             "specplan.profile/3",
             "specplan.profile/3 is newer than this specplan reads (1)",
-            "upgrade specplan: pip install --upgrade specplan",
+            "upgrade specplan to the version that wrote it",
         ),
         (
             "specplan.profile/0",

@@ -16,4 +16,8 @@ def test_the_shipped_schemas_are_those_of_the_code() -> None:
 def test_schemas_carry_the_bounds() -> None:
     profile = json.loads(json_schemas()["profile.schema.json"])
     repetitions = profile["$defs"]["Sample"]["properties"]["repetitions_ms"]
-    assert repetitions == {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 1}
+    assert repetitions == {
+        "type": "array",
+        "items": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e9},
+        "minItems": 1,
+    }

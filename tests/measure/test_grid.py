@@ -22,12 +22,23 @@ def test_the_tiny_pairs_plan_covers_every_size_a_batch_can_reach() -> None:
             if point.mode == mode and point.k is None
         }
         reachable = {(n, t) for n in (1, 2, 4, 8, 16, 32, 64) for t in plan.capture_sizes if n <= t <= n * 8}
+        reachable |= {(64, t) for t in plan.capture_sizes if t >= 64}
         tail = {(64, 768), (64, 1024)} if mode == "eager" else set()
         assert verify == reachable | tail
         drafts = {(point.shape.num_reqs, point.k) for point in plan.points() if point.mode == mode} - {
             (n, None) for n in (1, 2, 4, 8, 16, 32, 64)
         }
         assert drafts == {(n, k) for n in (1, 2, 4, 8, 16, 32, 64) for k in range(8)}
+
+
+@pytest.mark.parametrize(("max_num_seqs", "k"), [(4, 3), (64, 3), (32, 7), (64, 1), (1, 1)])
+def test_every_capture_size_is_measured_by_someone(max_num_seqs: int, k: int) -> None:
+    """Also those past n (1 + K), which a step reaches when it carries a prefill."""
+    plan = ProfilePlan.default(
+        max_num_seqs=max_num_seqs, num_speculative_tokens=k, max_num_batched_tokens=1024, context_len=64
+    )
+    graph = {point.shape.num_tokens for point in plan.points() if point.mode == "graph" and point.k is None}
+    assert graph == set(plan.capture_sizes)
 
 
 def test_points_are_distinct_and_in_a_stable_order() -> None:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -97,3 +101,29 @@ def test_the_gradient_is_the_derivative_of_the_loss() -> None:
         shift = step * np.eye(4)[j]
         above, below = (_loss_and_gradient(weights + sign * shift, identity, *cells)[0] for sign in (1, -1))
         assert gradient[j] == pytest.approx((above - below) / (2 * step), rel=1e-5)
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    """A dot product adds in an order that depends on them, and the fit would carry it on."""
+    code = """
+import hashlib
+import numpy as np
+from specplan.planning import cross_fit_confidence
+
+rng = np.random.default_rng(0)
+confidence = rng.uniform(size=(60_000, 7)).astype(np.float32)
+accepted = np.cumprod(rng.uniform(size=confidence.shape) < confidence, axis=1).sum(axis=1)
+fitted = cross_fit_confidence(confidence, accepted, np.full(60_000, 7), np.arange(60_000) // 100)
+print(hashlib.sha256(fitted.confidence.tobytes() + repr(fitted.report).encode()).hexdigest())
+"""
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
+        ).stdout
+        for threads in ("1", "2")
+    }
+    assert len(digests) == 1
