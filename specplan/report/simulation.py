@@ -28,6 +28,7 @@ _HEADERS = (
     "extrapolated",
 )
 
+_MENTIONED = 0.005  # a share of steps that rounds to nothing is in the table alone
 _UNSURE = 0.1  # a held-out error of the costs beyond which a recommendation is worth little
 _UNBROKEN = ("policy", "95% interval")
 _LABELS = {
@@ -50,7 +51,7 @@ def simulation_table(result: SimulationResult) -> Table:
     from rich.table import Table
 
     headers, rows = simulation_rows(result)
-    table = Table(box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for header, column in zip(headers, zip(headers, *rows, strict=True), strict=True):
         justify: Literal["left", "right"] = "left" if header in ("policy", "verdict") else "right"
         longest_word = max(len(word) for cell in column for word in cell.split())
@@ -174,11 +175,11 @@ def _ties(recommendations: list[Recommendation]) -> list[str]:
 def _doubts(result: SimulationResult) -> list[str]:
     chosen = {(recommendation.policy, recommendation.concurrency) for recommendation in result.recommendations}
     shares = [
-        f"{policy.extrapolated_share:.0%} of the steps at {policy.concurrency}"
+        f"{policy.extrapolated_share:.0%} at {policy.concurrency}"
         for policy in result.policies
-        if policy.extrapolated_share and (policy.policy, policy.concurrency) in chosen
+        if policy.extrapolated_share >= _MENTIONED and (policy.policy, policy.concurrency) in chosen
     ]
-    doubts = [f"{_join(shares)} cost what was extrapolated, not measured"] if shares else []
+    doubts = [f"of the steps, {_join(shares)} cost what was extrapolated, not measured"] if shares else []
     error = result.tables.held_out_error
     if error is not None and error > _UNSURE:
         doubts.append(

@@ -145,7 +145,7 @@ def test_doubts_are_said() -> None:
         "Deploy fixed:3 at concurrency 1 to 8: +40.0% [+38.0, +42.0] output tokens/s over no speculation at 1 and "
         "+1.0% [-1.0, +3.0] at 8 (too close to call); "
         "at 1 the lead of adaptive is within noise, so the simpler fixed:3 is named; "
-        "36% of the steps at 8 cost what was extrapolated, not measured; "
+        "of the steps, 36% at 8 cost what was extrapolated, not measured; "
         "the trace was sampled, so its replay is approximate."
     )
 
