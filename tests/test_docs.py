@@ -62,6 +62,11 @@ def test_the_readme_shows_every_command() -> None:
     assert [command for command in COMMANDS if f"specplan {command} " not in readme] == []
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    for page in (*PAGES, ROOT / "profiles" / "traces" / "README.md"):
+        assert not re.search(r"(?m)^[A-Z_]{4,}$", page.read_text()), page.name
+
+
 def test_the_changelog_knows_this_version() -> None:
     assert re.search(rf"^## {re.escape(__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 

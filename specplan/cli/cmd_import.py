@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from specplan.cli.output import JsonOption, print_json
+from specplan.cli.output import JsonOption, print_json, remark
 
 __all__ = ["import_trace"]
 
@@ -21,7 +21,9 @@ class Sampling(StrEnum):
 def import_trace(
     source: Annotated[Path, typer.Argument(help="JSONL, one request a line, with a list of accepted lengths.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Trace to write (.parquet or .jsonl).")],
-    field: Annotated[str, typer.Option(help="The field that holds the list: one entry per step start.")],
+    field: Annotated[
+        str, typer.Option(help="The field with the list: one entry per output position, not per step that ran.")
+    ],
     counts_bonus: Annotated[
         bool,
         typer.Option(
@@ -43,12 +45,15 @@ def import_trace(
 ) -> None:
     """Make an outcome-only trace (accepted lengths without confidences) from JSONL lists.
 
-    Example: specplan import accepted.jsonl --field tokens_per_step -k 7 -o trace.parquet
+    Entry i says what a step starting after i + 1 output tokens would yield, whether or not one ran there: a log of the
+    steps that did run is not that, for replay starts steps elsewhere.
+
+    Example: specplan import accepted.jsonl --field tokens_from_here -k 7 -o trace.parquet
 
     Policies that need confidences refuse such a trace; `none`, `fixed:k` and `oracle` replay it.
     """
     from specplan.files import require_trace_suffix, require_writable
-    from specplan.interop import import_accepted_lengths
+    from specplan.interop import import_accepted_lengths, looks_like_steps
 
     require_trace_suffix(output)
     require_writable(output, source)
@@ -60,6 +65,11 @@ def import_trace(
         sampling=sampling.value,
     )
     trace.write(output)
+    if looks_like_steps(trace):
+        remark(
+            "warning: these lists look like one entry per step that ran, not per output position; replaying them would "
+            "skip steps (docs/planning.md, Outcome-only traces)"
+        )
     if json:
         print_json({"trace": str(output), "requests": trace.num_requests, "rows": len(trace.request)})
         return

@@ -82,7 +82,7 @@ def profile(
     if json:
         print_json(summary(measured, output))
     else:
-        for line in describe(measured, output):
+        for line in describe(measured, len(plan.points()), output):
             typer.echo(line)
     if any(sample.stop_reason == "interrupted" for sample in measured.samples):
         remark("interrupted: the profile holds what was measured until then, and says that it is incomplete")
@@ -105,7 +105,7 @@ def summary(measured: Profile, output: Path) -> dict[str, object]:
     }
 
 
-def describe(measured: Profile, output: Path) -> list[str]:
+def describe(measured: Profile, num_points: int, output: Path) -> list[str]:
     """What was measured, where, and what the graph column is on this device."""
     environment = measured.environment
     graph = "CUDA graph replays" if environment.graph_kind == "cuda-graph" else "static-buffer steps, not CUDA graphs"
@@ -115,10 +115,15 @@ def describe(measured: Profile, output: Path) -> list[str]:
         for role, model in (("target", measured.target), ("draft", measured.draft))
         if model is not None
     )
+    settled = sum(sample.stop_reason == "converged" for sample in measured.samples)
+    shape = (
+        f"K = {measured.num_speculative_tokens}, up to {measured.max_num_seqs} requests, "
+        f"capture limit {measured.capture_limit} tokens"
+    )
     return [
         f"{models} on {environment.device}, {environment.dtype}",
-        f"{len(measured.samples)} points, {repetitions[0]} to {repetitions[-1]} repetitions each; "
-        f"K = {measured.num_speculative_tokens}, {measured.max_num_seqs} requests, "
-        f"capture limit {measured.capture_limit} tokens; `graph` points are {graph}",
+        f"{len(measured.samples)} of {num_points} points measured, {repetitions[0]} to {repetitions[-1]} repetitions "
+        f"each; {settled} settled (median known to 0.5%), the others stopped with the time or a cap",
+        f"{shape}; `graph` points, priced up to the capture limit, are {graph}",
         f"wrote {output}",
     ]

@@ -27,7 +27,7 @@ def simulate(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="none, fixed:k, adaptive or oracle; repeatable. Default: none, adaptive and oracle."),
+        typer.Option(help="none, fixed:k, adaptive or oracle; repeatable. Default: all but fixed:k."),
     ] = None,
     concurrency: Annotated[str, typer.Option(help="Requests in flight, separated by commas.")] = "1,4,16,64",
     num_speculative_tokens: Annotated[
@@ -59,9 +59,12 @@ def simulate(
     if output is not None:
         require_writable(output, trace, tables, *filter(None, [planner_tables]))
     charged = CostTables.read(tables)
+    recorded = Trace.read(trace)
+    if not policy and recorded.confidence is None:
+        policies = [known for known in policies if not known.needs_confidence]
     with show_progress("simulating") as report:
         result = run_simulation(
-            Trace.read(trace),
+            recorded,
             tables=charged,
             planner_tables=None if planner_tables is None else CostTables.read(planner_tables),
             policies=policies,

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specplan.files.profile import Profile
+from specplan.files.profile import Profile, Sample
 from specplan.files.tables import Finding
 
 __all__ = ["Evidence", "MeasuredCurve", "free_drafter", "judge_costs", "judge_profile", "lowered_limit"]
@@ -202,8 +202,8 @@ def _contexts(profile: Profile) -> Iterator[Finding]:
             code="one-context",
             severity="note",
             place="verify",
-            message=f"verify costs were measured at one context ({min(verify)} tokens), and hold for any",
-            hint="attention grows with context: measure at the contexts you serve",
+            message=f"verify costs were measured at one context ({min(verify)} tokens) and are used for every one",
+            hint="attention grows with context, so measure at the one you serve",
         )
     if len(draft) > 1:
         yield Finding(
@@ -221,7 +221,7 @@ def _few_repetitions(profile: Profile) -> Iterator[Finding]:
         yield Finding(
             code="few-repetitions",
             severity="warning",
-            place=f"$.samples[{few[0]}]",
+            place="profile",
             message=f"{len(few)} of {len(profile.samples)} samples have fewer than {_FEW} repetitions, "
             f"at least {min(len(profile.samples[index].repetitions_ms) for index in few)}",
             hint="their medians are less sure; give the sweep more time: specplan profile --time-budget SECONDS",
@@ -239,8 +239,13 @@ def _spread(profile: Profile) -> Iterator[Finding]:
         yield Finding(
             code="wide-spread",
             severity="warning",
-            place=f"$.samples[{worst}]",
+            place=_shape_of(profile.samples[worst]),
             message=f"{len(wide)} of {len(spreads)} samples spread over {_SPREAD:.0%} (interquartile), "
-            f"at most {spreads[worst]:.0%}",
+            f"the one named by {spreads[worst]:.0%}",
             hint="stop what else runs on the device and measure again",
         )
+
+
+def _shape_of(sample: Sample) -> str:
+    k = "" if sample.k is None else f", k = {sample.k}"
+    return f"{sample.model} {sample.mode}, {sample.num_reqs} requests, {sample.num_tokens} tokens{k}"

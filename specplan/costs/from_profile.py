@@ -13,7 +13,7 @@ from specplan.costs.build import check_at_least, check_monotone, free_draft
 from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summarise
 from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, judge_profile
 from specplan.costs.pricing import Rows, plan_row, price_rows
-from specplan.costs.samples import Points, draft_points, fill_sheet, verify_points
+from specplan.costs.samples import Points, draft_points, fill_sheet, hold_impossible, verify_points
 from specplan.errors import CoverageError
 from specplan.files.profile import Profile
 from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, RegionError
@@ -117,6 +117,8 @@ class _Pricing:
         for page in np.unique(points.page):
             at = points.page == page
             sheet = fill_sheet(points.row[at], points.size[at], ms[at], ci_ms[at], rows=rows)
+            if self.name == "verify":
+                sheet = hold_impossible(sheet, rows)
             plan = plan_row(sheet.sizes, capture_limit=self.capture_limit, max_size=max_size, name=self.name)
             pages.append(price_rows(plan, sheet.ms, sheet.ci_ms, sheet.source, monotone=self.monotone))
         return Rows(

@@ -13,7 +13,7 @@ from specplan.errors import ConfigError
 from specplan.files.profile import Profile, Sample
 from specplan.files.tables import Source
 
-__all__ = ["Points", "Sheet", "draft_points", "fill_sheet", "verify_points"]
+__all__ = ["Points", "Sheet", "draft_points", "fill_sheet", "hold_impossible", "verify_points"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +112,21 @@ def fill_sheet(
         source[:, column] = np.where(inside, Source.INTERPOLATED, Source.EXTRAPOLATED)
         source[np.isin(rows, measured), column] = Source.MEASURED
     return Sheet(sizes=sizes, ms=filled_ms, ci_ms=filled_ci, source=source)
+
+
+def hold_impossible(sheet: Sheet, rows: NDArray[np.int64]) -> Sheet:
+    """A pass of n requests has n tokens or more: fewer cost what the smallest it can have costs.
+
+    Filled from smaller batches instead, noise in them would be carried up by a running maximum.
+    """
+    first = np.minimum(np.searchsorted(sheet.sizes, rows), len(sheet.sizes) - 1)[:, None]
+    column = np.maximum(np.arange(len(sheet.sizes)), first)  # [R, S]
+    held = column > np.arange(len(sheet.sizes))
+    return Sheet(
+        sizes=sheet.sizes,
+        ms=np.take_along_axis(sheet.ms, column, 1),
+        ci_ms=np.take_along_axis(sheet.ci_ms, column, 1),
+        source=np.maximum(
+            np.take_along_axis(sheet.source, column, 1), np.where(held, Source.PADDED, Source.MEASURED)
+        ).astype(np.uint8),
+    )

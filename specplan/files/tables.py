@@ -183,7 +183,7 @@ class CostTables(
         if not self.draft_ks[0] <= k <= self.draft_ks[-1]:
             raise CoverageError(
                 f"no draft cost for k = {k}: k from {self.draft_ks[0]} to {self.draft_ks[-1]} was measured",
-                f"use a k in that range, or measure it: specplan profile -k {k}",
+                f"use a k in that range (-k {self.draft_ks[-1]}), or measure it: specplan profile -k {k}",
             )
         row = np.zeros(self.max_num_reqs + 1)
         for index, weight in _brackets(self.draft_ks, k):

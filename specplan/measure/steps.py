@@ -141,7 +141,7 @@ def require_room(plan: ProfilePlan, target: Decoder, draft: Decoder) -> None:
         raise ConfigError(
             f"a context of {plan.context_len} and a step of up to {plan.longest_query} tokens per request pass "
             f"the models' {limit} positions",
-            "lower --context-len, or --max-num-batched-tokens",
+            f"pass --context-len {max(limit - plan.longest_query, 0)} or less, or lower --max-num-batched-tokens",
         )
 
 

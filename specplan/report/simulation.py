@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 from specplan.planning import CalibrationReport
-from specplan.simulation import Gain, PolicyResult, Recommendation, SimulationResult
+from specplan.simulation import FEWEST_REQUESTS, Gain, PolicyResult, Recommendation, SimulationResult
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,17 +72,24 @@ def simulation_notes(result: SimulationResult) -> list[str]:
     ]
     if result.calibration is not None:
         notes.append(f"budgets from confidences at lag {result.lag}, {_calibration(result.calibration_report)}")
+    if any(policy.policy in ("adaptive", "oracle") for policy in result.policies):
+        notes.append(
+            f"adaptive and oracle always draft K = {result.num_speculative_tokens} and choose what to verify; "
+            "a fixed:k that drafts fewer can pass both"
+        )
     notes += dict.fromkeys(
         f"{policy.policy} is {policy.losslessness}: {_LABELS[policy.losslessness]}"
         for policy in result.policies
         if policy.losslessness in _LABELS
     )
     if result.num_resamples:
-        notes.append(
-            f"intervals from {result.num_resamples} draws of the requests; they leave out the error of the cost tables"
+        error = result.tables.held_out_error
+        known = (
+            "the error of the costs is unknown"
+            if error is None
+            else f"widened by the costs' held-out error, {error:.1%}"
         )
-    else:
-        notes.append("no intervals, so nothing is called better or worse: they need resamples, and 20 requests or more")
+        notes.append(f"intervals from {result.num_resamples} draws of the requests; {known}")
     notes += [f"warning: {mismatch}" for mismatch in result.mismatches]
     notes += [f"warning, of the cost tables: {warning}" for warning in result.tables.warnings]
     return notes
@@ -97,12 +103,24 @@ def write_result(result: SimulationResult, path: str | os.PathLike[str]) -> None
 
 
 def deploy_sentence(result: SimulationResult) -> str:
-    """One sentence: what to deploy at which concurrency, what it gains, and how far that can be trusted."""
-    recommendations = result.recommendations
-    runs = [list(run) for _, run in groupby(recommendations, key=lambda recommendation: recommendation.policy)]
-    places = _join([f"{run[0].policy} {_place(run, recommendations)}" for run in runs])
-    clauses = [_gains(result), *_ties(recommendations), *_doubts(result)]
-    return f"Deploy {places}: {'; '.join(clauses)}."
+    """What to deploy at which concurrency, what it gains, and first of all whether that can be relied on."""
+    if not result.num_resamples:
+        return (
+            f"No recommendation: that takes intervals, and so {FEWEST_REQUESTS} requests or more (here "
+            f"{result.num_requests}) and --resamples above 0."
+        )
+    places: dict[str, list[str]] = {}
+    for recommendation in result.recommendations:
+        places.setdefault(recommendation.policy, []).append(str(recommendation.concurrency))
+    unit = "concurrency "
+    parts = []
+    for policy, concurrencies in places.items():
+        parts.append(f"{policy} at {unit}{_join(concurrencies)}")
+        unit = ""
+    clauses = [_gains(result), *_ties(result.recommendations), *_extrapolation(result)]
+    sentence = f"eploy {', '.join(parts)}: {'; '.join(clauses)}."
+    reasons = _reasons_to_wait(result)
+    return f"Do not rely on this yet: {_join(reasons)}. As things stand: d{sentence}" if reasons else f"D{sentence}"
 
 
 def _cells(policy: PolicyResult) -> tuple[str, ...]:
@@ -133,17 +151,6 @@ def _calibration(report: CalibrationReport | None) -> str:
     )
 
 
-def _place(run: list[Recommendation], recommendations: list[Recommendation]) -> str:
-    first, last = run[0].concurrency, run[-1].concurrency
-    starts, ends = run[0] is recommendations[0], run[-1] is recommendations[-1]
-    unit = "concurrency " if starts else ""
-    if starts and not ends and first != last:
-        return f"up to {unit}{last}"
-    if ends and not starts:
-        return f"from {first} on"
-    return f"at {unit}{first}" if first == last else f"at {unit}{first} to {last}"
-
-
 def _gains(result: SimulationResult) -> str:
     by_place = {(policy.policy, policy.concurrency): policy for policy in result.policies}
     speculating = [
@@ -172,23 +179,27 @@ def _ties(recommendations: list[Recommendation]) -> list[str]:
     ]
 
 
-def _doubts(result: SimulationResult) -> list[str]:
+def _reasons_to_wait(result: SimulationResult) -> list[str]:
+    """What makes the costs or the trace the wrong ones to decide on."""
+    reasons = list(result.mismatches)
+    error = result.tables.held_out_error
+    if error is not None and error > _UNSURE:
+        reasons.append(f"the costs did not repeat (held-out error {error:.0%}; measure again on a quiet machine)")
+    if result.tables.is_incomplete:
+        reasons.append("the profile behind the costs is incomplete")
+    if result.is_approximate:
+        reasons.append("the trace is of sampled output, so its replay is approximate")
+    return reasons
+
+
+def _extrapolation(result: SimulationResult) -> list[str]:
     chosen = {(recommendation.policy, recommendation.concurrency) for recommendation in result.recommendations}
     shares = [
         f"{policy.extrapolated_share:.0%} at {policy.concurrency}"
         for policy in result.policies
         if policy.extrapolated_share >= _MENTIONED and (policy.policy, policy.concurrency) in chosen
     ]
-    doubts = [f"of the steps, {_join(shares)} cost what was extrapolated, not measured"] if shares else []
-    error = result.tables.held_out_error
-    if error is not None and error > _UNSURE:
-        doubts.append(
-            f"but the costs did not repeat (held-out error {error:.0%}): measure again on a quiet machine before "
-            "relying on them"
-        )
-    if result.is_approximate:
-        doubts.append("the trace was sampled, so its replay is approximate")
-    return doubts
+    return [f"of the steps, {_join(shares)} cost what was extrapolated, not measured"] if shares else []
 
 
 def _interval(gain: Gain) -> str:

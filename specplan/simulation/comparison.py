@@ -32,19 +32,25 @@ def tokens_per_s(totals: ReplayTotals) -> float:
     return totals.num_output_tokens / totals.time_ms * 1e3
 
 
-def gain_over(policy: PolicyReplays, other: PolicyReplays) -> Gain:
-    """Paired: both policies of a ratio replay the same draw of requests."""
+def gain_over(policy: PolicyReplays, other: PolicyReplays, cost_error: float = 0.0) -> Gain:
+    """Paired: both policies of a ratio replay the same draw of requests.
+
+    The two run at different cells of the tables, each off by `cost_error` on average: speeds, and so their ratio, are
+    known to no better than that.
+    """
     estimate = policy.tokens_per_s / other.tokens_per_s - 1
     if not policy.resampled:
         return Gain(estimate=estimate, interval=None)
     ratios = [tokens_per_s(a) / tokens_per_s(b) for a, b in zip(policy.resampled, other.resampled, strict=True)]
-    low, high = np.quantile(np.array(ratios) - 1, [0.025, 0.975])
-    return Gain(estimate=estimate, interval=(float(low), float(high)))
+    low, high = np.quantile(np.array(ratios), [0.025, 0.975])
+    return Gain(estimate=estimate, interval=(float(low * (1 - cost_error) - 1), float(high * (1 + cost_error) - 1)))
 
 
-def policy_result(replays: PolicyReplays, baseline: PolicyReplays, *, lag: int) -> PolicyResult:
+def policy_result(
+    replays: PolicyReplays, baseline: PolicyReplays, *, lag: int, cost_error: float = 0.0
+) -> PolicyResult:
     totals, policy = replays.totals, replays.policy
-    gain = gain_over(replays, baseline)
+    gain = gain_over(replays, baseline, cost_error)
     return PolicyResult(
         policy=policy.name,
         concurrency=replays.concurrency,
@@ -62,14 +68,14 @@ def policy_result(replays: PolicyReplays, baseline: PolicyReplays, *, lag: int) 
     )
 
 
-def recommend(candidates: Sequence[PolicyReplays]) -> Recommendation:
+def recommend(candidates: Sequence[PolicyReplays], cost_error: float = 0.0) -> Recommendation:
     """The fastest policy, or the simplest of those that the fastest does not beat beyond noise.
 
     All candidates are deployable and share one concurrency.
     """
     by_speed = sorted(candidates, key=lambda replays: (-replays.tokens_per_s, replays.policy.complexity))
     fastest, rest = by_speed[0], by_speed[1:]
-    tied = [other for other in rest if gain_over(fastest, other).verdict != "better"]
+    tied = [other for other in rest if gain_over(fastest, other, cost_error).verdict != "better"]
     tied.sort(key=lambda replays: replays.policy.complexity)  # stable: among equals the faster comes first
     chosen = min([fastest, *tied], key=lambda replays: replays.policy.complexity)
     return Recommendation(
@@ -78,7 +84,7 @@ def recommend(candidates: Sequence[PolicyReplays]) -> Recommendation:
         fastest=fastest.policy.name,
         tied_with=[other.policy.name for other in tied],
         runner_up=rest[0].policy.name if rest else None,
-        lead_over_runner_up=gain_over(fastest, rest[0]) if rest else None,
+        lead_over_runner_up=gain_over(fastest, rest[0], cost_error) if rest else None,
     )
 
 

@@ -38,7 +38,8 @@ class VerifyPrices:
             raise CoverageError(
                 f"the cost tables reach {tables.max_num_reqs} requests and {tables.max_num_tokens} tokens, "
                 f"and steps of {max_num_reqs} requests and {max_num_tokens} tokens are asked for",
-                "lower --concurrency, or profile larger steps (--max-num-seqs) and rebuild the tables",
+                f"keep --concurrency to {tables.max_num_reqs} or less, or profile larger steps (--max-num-seqs) and "
+                "rebuild the tables",
             )
         contexts = np.asarray(tables.contexts, dtype=np.float64)
         shape = (len(contexts), max_num_reqs + 1, max_num_tokens + 1)

@@ -12,14 +12,15 @@ from specplan.planning import CalibrationReport, Losslessness
 __all__ = ["CalibrationMode", "Gain", "PolicyResult", "Recommendation", "SimulationResult", "TablesUsed", "Verdict"]
 
 CalibrationMode = Literal["cross-fit", "off"]
-Verdict = Literal["better", "worse", "too close to call"]
+Verdict = Literal["better", "worse", "too close to call", "undecided"]
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens per second of one policy over another's, minus 1.
 
-    The interval covers which requests were drawn (95%, paired bootstrap), and not the error of the cost tables. It is
-    null where nothing was resampled, as in a trace of one request: then nothing can be called.
+    The interval covers which requests were drawn (95%, paired bootstrap) and is widened by the tables' own held-out
+    error, where that is known. It is null where nothing was resampled, as in a trace of few requests: then nothing is
+    decided.
     """
 
     estimate: float
@@ -27,9 +28,11 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        if self.interval is not None and self.interval[0] > 0:
+        if self.interval is None:
+            return "undecided"
+        if self.interval[0] > 0:
             return "better"
-        if self.interval is not None and self.interval[1] < 0:
+        if self.interval[1] < 0:
             return "worse"
         return "too close to call"
 
@@ -73,6 +76,7 @@ class TablesUsed(msgspec.Struct, frozen=True, kw_only=True):
     draft: str | None
     warnings: list[str]
     held_out_error: float | None  # MAPE of the captured region, a fraction
+    is_incomplete: bool  # points or capture sizes are missing from the profile
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):

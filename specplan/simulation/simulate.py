@@ -21,10 +21,10 @@ from specplan.simulation.prices import StepPrices, VerifyPrices
 from specplan.simulation.replay import ReplayCase, Workload
 from specplan.simulation.result import CalibrationMode, SimulationResult, TablesUsed
 
-__all__ = ["simulate"]
+__all__ = ["FEWEST_REQUESTS", "simulate"]
 
 _LAGS = (0, 1, 2)
-_FEWEST_REQUESTS = 20  # below this a bootstrap knows too little of the spread between requests to call anything
+FEWEST_REQUESTS = 20  # below this a bootstrap knows too little of the spread between requests to call anything
 _NONE = Policy(kind="none")
 
 
@@ -86,6 +86,7 @@ def simulate(
     cases = {(policy, concurrency): case(policy, concurrency) for concurrency in levels for policy in compared}
     orders = _orders(trace.num_requests, num_resamples, seed)
     replays = _replay_all(cases, orders, on_progress)
+    cost_error = (_tables_used(tables).held_out_error or 0.0) if orders[1:] else 0.0
     deployable = [policy for policy in compared if _is_deployable(policy, lag, trace)]
     return SimulationResult(
         tables=_tables_used(tables),
@@ -105,11 +106,13 @@ def simulate(
         calibration=None if signals.confidence is None else calibration,
         calibration_report=signals.report,
         policies=[
-            policy_result(replays[policy, concurrency], replays[_NONE, concurrency], lag=lag)
+            policy_result(replays[policy, concurrency], replays[_NONE, concurrency], lag=lag, cost_error=cost_error)
             for concurrency in levels
             for policy in compared
         ],
-        recommendations=[recommend([replays[policy, concurrency] for policy in deployable]) for concurrency in levels],
+        recommendations=[
+            recommend([replays[policy, concurrency] for policy in deployable], cost_error) for concurrency in levels
+        ],
     )
 
 
@@ -188,6 +191,7 @@ def _tables_used(tables: CostTables) -> TablesUsed:
         draft=None if tables.draft is None else tables.draft.name,
         warnings=[finding.message for finding in tables.findings if finding.severity == "warning"],
         held_out_error=None if tables.error.captured is None else tables.error.captured.mape,
+        is_incomplete=any(finding.code == "incomplete-profile" for finding in tables.findings),
     )
 
 
@@ -204,7 +208,7 @@ def _mismatches(trace: Trace, tables: CostTables) -> list[str]:
 
 def _orders(num_requests: int, num_resamples: int, seed: int) -> list[NDArray[np.int64]]:
     """The file's order, and draws of as many requests with replacement; none where there are too few to draw from."""
-    if num_requests < _FEWEST_REQUESTS:
+    if num_requests < FEWEST_REQUESTS:
         num_resamples = 0
     draws = np.random.default_rng(seed).integers(0, num_requests, size=(num_resamples, num_requests))
     return [np.arange(num_requests, dtype=np.int64), *draws]

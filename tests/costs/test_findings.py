@@ -97,7 +97,7 @@ def test_held_where_the_last_slope_falls(monotone: str) -> None:
         (
             {"repetitions": lambda ms: [ms, ms, 1.5 * ms, 1.5 * ms, 1.5 * ms] * 4},
             "wide-spread",
-            "66 of 66 samples spread over 10% (interquartile), at most 33%",
+            "66 of 66 samples spread over 10% (interquartile), the one named by 33%",
         ),
     ],
 )

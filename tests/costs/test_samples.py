@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from specplan.costs.samples import draft_points, fill_sheet, verify_points
+from specplan.costs.samples import draft_points, fill_sheet, hold_impossible, verify_points
 from specplan.errors import ConfigError
 from specplan.files import Profile, Sample
 from specplan.files.tables import Source
@@ -69,3 +69,17 @@ def test_fill() -> None:
     assert sheet.ci_ms[4].tolist() == [0.3, pytest.approx(0.7)]
     m, i, x = Source.MEASURED, Source.INTERPOLATED, Source.EXTRAPOLATED
     assert sheet.source.T.tolist() == [[x, m, i, m, x, x], [x, x, x, m, i, m]]
+
+
+def test_fewer_tokens_than_requests_cost_what_as_many_do() -> None:
+    """(4 requests, 2 tokens) cannot be, and noise in what smaller batches cost there must not lift what can."""
+    sheet = fill_sheet(
+        np.array([2, 2, 4, 4]),
+        np.array([2, 4, 4, 8]),
+        np.array([9.0, 5.0, 6.0, 7.0]),
+        np.zeros(4),
+        rows=np.array([2, 4]),
+    )
+    held = hold_impossible(sheet, np.array([2, 4]))
+    assert held.ms.tolist() == [[9.0, 5.0, 7.0], [6.0, 6.0, 7.0]]
+    assert held.source[1].tolist() == [Source.PADDED, Source.MEASURED, Source.MEASURED]

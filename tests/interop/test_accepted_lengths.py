@@ -7,8 +7,8 @@ import pytest
 
 from specplan.costs import build_cost_tables
 from specplan.errors import ConfigError, FileError
-from specplan.files import Trace
-from specplan.interop import import_accepted_lengths
+from specplan.files import Trace, TraceMetadata
+from specplan.interop import import_accepted_lengths, looks_like_steps
 from specplan.simulation import simulate
 
 GSM8K = (
@@ -101,3 +101,36 @@ def test_golden_replay_does_not_visit_positions_evenly() -> None:
     tables = build_cost_tables([(1, 1.0)], [(1, 4.0), (8, 5.0), (512, 6.0)], max_num_reqs=1, max_num_tokens=512)
     result = simulate(trace, tables=tables, policies=["fixed:7"], concurrencies=[1], num_resamples=0)
     assert result.policies[1].mean_accepted_len_plus_1 == pytest.approx(2.74981, abs=1e-5)
+
+
+def test_a_log_of_steps_is_told_from_a_list_of_positions() -> None:
+    rng = np.random.default_rng(0)
+    # A drafter right about the next `run` tokens is right about the rest of them one position later.
+    runs = [list(range(run, -1, -1)) for run in rng.integers(3, 8, 60)]
+    positions = [accepted for run in runs for accepted in run]
+    steps = [run[0] if index % 2 else 0 for index, run in enumerate(runs)]
+
+    def trace_of(lengths: list[int]) -> Trace:
+        rows = len(lengths)
+        return Trace(
+            metadata=TraceMetadata(
+                kind="dense",
+                sampling="greedy",
+                num_speculative_tokens=7,
+                target="t",
+                draft="d",
+                tokenizer="t",
+                source="s",
+            ),
+            request=np.zeros(rows, dtype=np.int32),
+            position=np.arange(1, rows + 1, dtype=np.int32),
+            confidence=None,
+            accepted_len=np.array(lengths, dtype=np.int32),
+            verified_len=np.full(rows, 7, dtype=np.int32),
+            arrival_s=np.zeros(1),
+            prompt_len=np.ones(1, dtype=np.int32),
+            output_len=np.array([rows + 1], dtype=np.int32),
+        )
+
+    assert not looks_like_steps(trace_of(positions))
+    assert looks_like_steps(trace_of(steps))

@@ -49,6 +49,7 @@ TABLES = TablesUsed(
     draft="tiny",
     warnings=[],
     held_out_error=0.02,
+    is_incomplete=False,
 )
 
 
@@ -103,7 +104,7 @@ def usual() -> SimulationResult:
 
 def test_the_sentence_says_what_to_deploy_where_and_what_it_gains() -> None:
     assert deploy_sentence(usual()) == (
-        "Deploy fixed:3 up to concurrency 4 and none from 16 on: "
+        "Deploy fixed:3 at concurrency 1 and 4, none at 16 and 64: "
         "+41.3% [+39.3, +43.3] output tokens/s over no speculation at 1 and +20.0% [+18.0, +22.0] at 4."
     )
 
@@ -112,10 +113,10 @@ def test_the_sentence_says_what_to_deploy_where_and_what_it_gains() -> None:
     ("names", "places"),
     [
         (["none"], "none at concurrency 1"),
-        (["none", "none"], "none at concurrency 1 to 2"),
-        (["fixed:3", "none"], "fixed:3 at concurrency 1 and none from 2 on"),
-        (["adaptive", "fixed:3", "none"], "adaptive at concurrency 1, fixed:3 at 2 and none from 4 on"),
-        (["adaptive", "fixed:3", "fixed:3", "none"], "adaptive at concurrency 1, fixed:3 at 2 to 4 and none from 8 on"),
+        (["none", "none"], "none at concurrency 1 and 2"),
+        (["fixed:3", "none"], "fixed:3 at concurrency 1, none at 2"),
+        (["adaptive", "fixed:3", "none"], "adaptive at concurrency 1, fixed:3 at 2, none at 4"),
+        (["adaptive", "fixed:3", "fixed:3", "none"], "adaptive at concurrency 1, fixed:3 at 2 and 4, none at 8"),
     ],
 )
 def test_places(names: list[str], places: str) -> None:
@@ -142,11 +143,35 @@ def test_doubts_are_said() -> None:
         sampling="sampled",
     )  # fmt: skip
     assert deploy_sentence(found) == (
-        "Deploy fixed:3 at concurrency 1 to 8: +40.0% [+38.0, +42.0] output tokens/s over no speculation at 1 and "
+        "Do not rely on this yet: the trace is of sampled output, so its replay is approximate. As things stand: "
+        "deploy fixed:3 at concurrency 1 and 8: +40.0% [+38.0, +42.0] output tokens/s over no speculation at 1 and "
         "+1.0% [-1.0, +3.0] at 8 (too close to call); "
         "at 1 the lead of adaptive is within noise, so the simpler fixed:3 is named; "
-        "of the steps, 36% at 8 cost what was extrapolated, not measured; "
-        "the trace was sampled, so its replay is approximate."
+        "of the steps, 36% at 8 cost what was extrapolated, not measured."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"held_out_error": 0.13}, "the costs did not repeat (held-out error 13%; measure again on a quiet machine)"),
+        ({"is_incomplete": True}, "the profile behind the costs is incomplete"),
+    ],
+)
+def test_costs_that_cannot_be_relied_on_come_first(changes: dict[str, Any], reason: str) -> None:
+    found = msgspec.structs.replace(usual(), tables=msgspec.structs.replace(TABLES, **changes))
+    assert deploy_sentence(found).startswith(f"Do not rely on this yet: {reason}. As things stand: deploy fixed:3 at")
+
+
+def test_models_that_are_not_those_that_were_timed_come_first() -> None:
+    found = msgspec.structs.replace(usual(), mismatches=["the trace's target (a) is not the one priced (b)"])
+    assert deploy_sentence(found).startswith("Do not rely on this yet: the trace's target (a)")
+
+
+def test_nothing_is_recommended_without_intervals() -> None:
+    found = msgspec.structs.replace(usual(), num_resamples=0, num_requests=4)
+    assert deploy_sentence(found) == (
+        "No recommendation: that takes intervals, and so 20 requests or more (here 4) and --resamples above 0."
     )
 
 
@@ -194,9 +219,10 @@ def test_notes_say_what_the_figures_rest_on() -> None:
         "100 requests of prompts.jsonl, K = 7, greedy output; steps of up to 1024 tokens",
         "budgets from confidences at lag 1, calibrated on the other half of the requests: log loss of survival 0.700 "
         "before, 0.500 after; calibration error 0.300 before, 0.020 after",
+        "adaptive and oracle always draft K = 7 and choose what to verify; a fixed:k that drafts fewer can pass both",
         "oracle is anticipating: it knows what will be accepted, so it is a bound on better rankings and cannot be "
         "deployed",
-        "intervals from 100 draws of the requests; they leave out the error of the cost tables",
+        "intervals from 100 draws of the requests; widened by the costs' held-out error, 2.0%",
     ]
     raw = msgspec.structs.replace(found, calibration="off", calibration_report=None, is_approximate=True)
     assert simulation_notes(raw)[0].startswith("100 requests of prompts.jsonl, K = 7, an approximate replay")

@@ -46,6 +46,13 @@ def test_gains_are_paired() -> None:
     assert gain.verdict == "better"
 
 
+def test_the_error_of_the_costs_widens_the_interval() -> None:
+    base = replays("none", [100, 150, 200])
+    gain = gain_over(replays("fixed:3", [110, 165, 220]), base, cost_error=0.2)
+    assert gain.interval == pytest.approx((1.1 * 0.8 - 1, 1.1 * 1.2 - 1))
+    assert gain.verdict == "too close to call"
+
+
 def test_the_interval_is_the_middle_95_percent() -> None:
     base = replays("none", [100.0] * 101)
     low, high = gain_over(replays("fixed:3", [float(speed) for speed in range(50, 151)]), base).interval or (0, 0)
@@ -59,7 +66,7 @@ def test_the_interval_is_the_middle_95_percent() -> None:
         ((-0.2, -0.01), "worse"),
         ((-0.1, 0.1), "too close to call"),
         ((0.0, 0.1), "too close to call"),
-        (None, "too close to call"),
+        (None, "undecided"),
     ],
 )
 def test_verdicts(interval: tuple[float, float] | None, verdict: str) -> None:

@@ -171,7 +171,7 @@ def test_extrapolated_costs_are_counted() -> None:
 def test_one_request_gives_figures_and_no_verdict() -> None:
     result = run(make_trace(num_requests=1))
     assert all(p.gain_over_none.interval is None for p in result.policies)
-    assert {p.verdict for p in result.policies if p.policy != "none"} == {"too close to call"}
+    assert {p.verdict for p in result.policies if p.policy != "none"} == {"undecided"}
     assert {advice.policy for advice in result.recommendations} == {"none"}
 
 
