@@ -123,7 +123,7 @@ def describe(measured: Profile, num_points: int, output: Path) -> list[str]:
     return [
         f"{models} on {environment.device}, {environment.dtype}",
         f"{len(measured.samples)} of {num_points} points measured, {repetitions[0]} to {repetitions[-1]} repetitions "
-        f"each; {settled} settled (median known to 0.5%), the others stopped with the time or a cap",
+        f"each; {settled} settled (median known to 0.5%), the others stopped before that",
         f"{shape}; `graph` points, priced up to the capture limit, are {graph}",
         f"wrote {output}",
     ]
