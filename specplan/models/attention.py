@@ -114,7 +114,7 @@ class PaddedAttention:
         positions[self.place] = batch.positions[: batch.num_tokens]
         keys = torch.arange(self.longest_key, device=positions.device)
         mask = keys <= positions.view(num_reqs, 1, self.longest_query, 1)
-        group = cache.query_heads // cache.kv_heads
+        group = cache.config.num_attention_heads // cache.config.kv_heads
         self.mask = mask.repeat(1, 1, group, 1)  # [num_reqs, 1, group * longest query, longest key]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

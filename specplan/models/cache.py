@@ -25,8 +25,7 @@ class KVCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.num_rows = num_rows
         self.max_len = max_len
-        self.query_heads = config.num_attention_heads
-        self.kv_heads = config.kv_heads
+        self.config = config
 
     @property
     def scratch_index(self) -> int:

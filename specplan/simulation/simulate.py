@@ -86,11 +86,12 @@ def simulate(
     cases = {(policy, concurrency): case(policy, concurrency) for concurrency in levels for policy in compared}
     orders = _orders(trace.num_requests, num_resamples, seed)
     replays = _replay_all(cases, orders, on_progress)
-    cost_error = (_tables_used(tables).held_out_error or 0.0) if orders[1:] else 0.0
+    used = _tables_used(tables)
+    cost_error = used.held_out_error or 0.0
     deployable = [policy for policy in compared if _is_deployable(policy, lag, trace)]
     return SimulationResult(
-        tables=_tables_used(tables),
-        planner_tables=_tables_used(planner),
+        tables=used,
+        planner_tables=used if planner is tables else _tables_used(planner),
         mismatches=_mismatches(trace, tables),
         trace_source=trace.metadata.source,
         target=trace.metadata.target,

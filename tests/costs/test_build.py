@@ -14,8 +14,6 @@ from specplan.costs import build_cost_tables
 from specplan.errors import ConfigError, CoverageError
 from specplan.files import CostTables
 
-SHARED_COSTS = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "costs"
-
 FALLING = [(1, 2.0), (4, 1.5), (8, 3.0)]
 STEPPED = [(4, 1.0), (8, 2.0), (12, 8.0), (24, 20.0)]
 
@@ -155,10 +153,8 @@ def test_round_trip(tmp_path: Path) -> None:
     assert again.findings == tables.findings
 
 
-def test_real_curves_are_their_own_points_and_predict_each_other() -> None:
-    path = SHARED_COSTS / "llmservingsim_rtx4090_llama8b_verify_cost.csv"
-    if not path.exists():
-        pytest.skip("the shared cost measurements are not beside the repository")
+def test_real_curves_are_their_own_points_and_predict_each_other(shared_data: Path) -> None:
+    path = shared_data / "costs" / "llmservingsim_rtx4090_llama8b_verify_cost.csv"
     curves: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     with path.open() as file:
         for row in csv.DictReader(file):

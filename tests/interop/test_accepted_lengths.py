@@ -11,10 +11,6 @@ from specplan.files import Trace, TraceMetadata
 from specplan.interop import import_accepted_lengths, looks_like_steps
 from specplan.simulation import simulate
 
-GSM8K = (
-    Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "acceptance" / "llama31_8b_gsm8k_accepted.jsonl"
-)
-
 
 def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "steps.jsonl"
@@ -92,10 +88,11 @@ def test_bad_files_and_arguments_are_refused(tmp_path: Path) -> None:
         import_accepted_lengths(write(tmp_path, '{"a": [1]}'), field="a", counts_bonus=True, num_speculative_tokens=0)
 
 
-@pytest.mark.skipif(not GSM8K.exists(), reason="needs ../shared/data/acceptance, which is not shipped")
-def test_golden_replay_does_not_visit_positions_evenly() -> None:
+def test_golden_replay_does_not_visit_positions_evenly(shared_data: Path) -> None:
     """The mean over all rows promises 3.00 tokens a step; the walk that replay takes gets 2.75."""
-    trace = import_accepted_lengths(GSM8K, field="tokens_per_step_eagle3", counts_bonus=True, num_speculative_tokens=7)
+    path = shared_data / "acceptance" / "llama31_8b_gsm8k_accepted.jsonl"
+    trace = import_accepted_lengths(path, field="tokens_per_step_eagle3", counts_bonus=True, num_speculative_tokens=7)
+    assert not looks_like_steps(trace)
     assert (trace.num_requests, len(trace.request)) == (300, 49_612)
     assert np.minimum(trace.accepted_len, 7).mean() + 1 == pytest.approx(3.00351, abs=1e-5)
     tables = build_cost_tables([(1, 1.0)], [(1, 4.0), (8, 5.0), (512, 6.0)], max_num_reqs=1, max_num_tokens=512)
