@@ -7,6 +7,8 @@ imported before a command needs it, so that `specplan --help` answers at once.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -23,7 +25,6 @@ from specplan.errors import SpecplanError
 
 __all__ = ["app", "main"]
 
-
 # What the parser raises. Which click typer builds on, its own or the installed one, depends on its version.
 UsageError: Any = typer.BadParameter.__base__
 
@@ -34,23 +35,34 @@ def fail(message: str, hint: str, exit_code: int) -> NoReturn:
     raise typer.Exit(exit_code)
 
 
-class ErrorBoundary(TyperGroup):
+@contextmanager
+def boundary() -> Iterator[None]:
     """Turns expected errors into two lines on stderr and an exit code; all else is a bug and keeps its traceback."""
+    try:
+        yield
+    except SpecplanError as error:
+        fail(error.message, error.hint, error.exit_code)
+    except UsageError as error:
+        fail(error.format_message(), f"see {error.ctx.command_path} --help", error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; a file is written whole or not at all", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+class BoundedGroup(TyperGroup):
+    """Its own options are parsed in `make_context`, a command's when it is invoked: one boundary around both."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with boundary():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with boundary():
             return super().invoke(ctx)
-        except SpecplanError as error:
-            fail(error.message, error.hint, error.exit_code)
-        except UsageError as error:
-            fail(error.format_message(), f"see {error.ctx.command_path} --help", error.exit_code)
-        except KeyboardInterrupt:
-            typer.echo("interrupted; a file is written whole or not at all", err=True)
-            raise typer.Exit(INTERRUPTED) from None
 
 
 app = typer.Typer(
-    cls=ErrorBoundary,
+    cls=BoundedGroup,
     help="How many draft tokens to verify, on this device, under this traffic, and what that is worth.",
     no_args_is_help=True,
     add_completion=False,

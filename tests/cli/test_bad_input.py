@@ -121,6 +121,10 @@ class TestOptions:
         hint = refused(run, 2, option, "simulate", trace_file, "--tables", tables_file, option, value)
         assert "simulate --help" in hint
 
+    @pytest.mark.parametrize("args", [("--bogus",), ("bogus",), ("bogus", "--help")])
+    def test_what_no_command_is_asked(self, run: Run, args: tuple[str, ...]) -> None:
+        assert "specplan --help" in refused(run, 2, "bogus", *args).replace("root", "specplan")
+
     @pytest.mark.parametrize("lag", ["-1", "3"])
     def test_lag(self, run: Run, trace_file: Path, tables_file: Path, lag: str) -> None:
         refused(run, 2, f"lag is {lag}", "simulate", trace_file, "--tables", tables_file, "--lag", lag)
