@@ -52,13 +52,13 @@ def profile(
         raise ConfigError(f"--time-budget is {time_budget}, expected more than 0 seconds", "give it a minute or two")
     require_writable(output)
     pair = load_pair(target, draft, device=device, seed=seed)
+    if max_num_batched_tokens is None:
+        max_num_batched_tokens = pair.default_batched_tokens
     positions = min(model.decoder.config.max_position_embeddings for model in (pair.target, pair.draft))
     plan = ProfilePlan.default(
         max_num_seqs=max_num_seqs,
         num_speculative_tokens=num_speculative_tokens,
-        max_num_batched_tokens=pair.default_batched_tokens
-        if max_num_batched_tokens is None
-        else max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         context_len=min(2048, positions // 8) if context_len is None else context_len,
         ceiling=pair.capture_ceiling,
     )
@@ -89,10 +89,6 @@ def profile(
         raise typer.Exit(INTERRUPTED)
     if not measured.complete:
         remark("out of time: the profile lacks points that were never visited; give it a larger --time-budget")
-
-
-def given_or(value: int | None, default: int) -> int:
-    return default if value is None else value
 
 
 def summary(measured: Profile, output: Path) -> dict[str, object]:

@@ -11,7 +11,7 @@ import numpy as np
 from specplan.engine.recorder import record_pair
 from specplan.errors import ConfigError, FileError
 from specplan.files import Trace, TraceMetadata
-from specplan.models import LoadedModel, load_tokenizer, require_shared_tokenizer
+from specplan.models import LoadedModel, load_shared_tokenizer
 
 __all__ = ["read_prompts", "record_trace"]
 
@@ -74,8 +74,7 @@ def record_trace(
             f"K is {k} and the output {max_output_tokens} tokens, expected at least 1 of each",
             "raise -k or --max-output-tokens",
         )
-    require_shared_tokenizer(target.folder, draft.folder)
-    tokenizer = load_tokenizer(target.folder)
+    tokenizer = load_shared_tokenizer(target.folder, draft.folder)
     for model in (target, draft):
         if tokenizer.get_vocab_size() > model.decoder.config.vocab_size:
             raise ConfigError(

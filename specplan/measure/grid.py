@@ -23,6 +23,10 @@ class MeasuredPoint:
     shape: StepShape
     k: int | None = None
 
+    @property
+    def model(self) -> Literal["verify", "draft"]:
+        return "verify" if self.k is None else "draft"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilePlan:

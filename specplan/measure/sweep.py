@@ -187,7 +187,7 @@ def sweep_progress(
 
 def priced_by_device(point: MeasuredPoint) -> bool:
     """A captured drafter is priced by the device's own interval: its output stays there. All else by the wall."""
-    return point.k is not None and point.mode == "graph"
+    return point.model == "draft" and point.mode == "graph"
 
 
 def price_ms(point: MeasuredPoint, time: StepTime) -> float:
@@ -199,7 +199,7 @@ def sample_of(series: Series) -> Sample:
     assert step is not None
     assert series.stop_reason is not None
     return Sample(
-        model="verify" if point.k is None else "draft",
+        model=point.model,
         mode=point.mode,
         layout=point.shape.layout,
         num_reqs=point.shape.num_reqs,
@@ -219,7 +219,7 @@ def failure_of(series: Series) -> Failure:
     point = series.point
     assert series.failure is not None
     return Failure(
-        model="verify" if point.k is None else "draft",
+        model=point.model,
         mode=point.mode,
         layout=point.shape.layout,
         num_reqs=point.shape.num_reqs,

@@ -4,7 +4,7 @@ from specplan.models.attention import Attention, DenseAttention, RaggedBatch, ca
 from specplan.models.cache import KVCache
 from specplan.models.config import DecoderConfig, read_config
 from specplan.models.decoder import Decoder
-from specplan.models.loading import LoadedModel, load_model, load_tokenizer, require_shared_tokenizer
+from specplan.models.loading import LoadedModel, load_model, load_shared_tokenizer, load_tokenizer
 
 __all__ = [
     "Attention",
@@ -16,7 +16,7 @@ __all__ = [
     "RaggedBatch",
     "cached_attention",
     "load_model",
+    "load_shared_tokenizer",
     "load_tokenizer",
     "read_config",
-    "require_shared_tokenizer",
 ]

@@ -121,9 +121,7 @@ class PaddedAttention:
         num_tokens, num_heads, head_size = query.shape
         kv_heads = key.shape[1]
         group = num_heads // kv_heads
-        flat_keys, flat_values = self.cache.flat(layer)
-        flat_keys.index_copy_(0, self.batch.kv_index, key)
-        flat_values.index_copy_(0, self.batch.kv_index, value)
+        self.cache.write(layer, self.batch.kv_index, key, value)
         num_reqs = len(self.batch.query_lens)
         rows = slice(self.batch.first_row, self.batch.first_row + num_reqs)
         keys = self.cache.keys[layer][rows, : self.longest_key].transpose(1, 2)
@@ -173,9 +171,8 @@ class VarlenAttention:
             )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.cache.write(layer, self.batch.kv_index, key, value)
         flat_keys, flat_values = self.cache.flat(layer)
-        flat_keys.index_copy_(0, self.batch.kv_index, key)
-        flat_values.index_copy_(0, self.batch.kv_index, value)
         out = torch.zeros_like(query)
         num_tokens = self.batch.num_tokens
         out[:num_tokens] = self.varlen_attn(

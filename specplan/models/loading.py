@@ -18,7 +18,7 @@ from specplan.models.decoder import Decoder
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["EMBEDDED", "LoadedModel", "Role", "load_model", "load_tokenizer", "require_shared_tokenizer"]
+__all__ = ["EMBEDDED", "LoadedModel", "Role", "load_model", "load_shared_tokenizer", "load_tokenizer"]
 
 Role = Literal["target", "draft"]
 EMBEDDED = "tiny"
@@ -99,14 +99,16 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise FileError(f"{path} is not a tokenizer: {error}", "restore the model's tokenizer.json") from None
 
 
-def require_shared_tokenizer(target: Path, draft: Path) -> None:
-    """Speculation compares token ids, which means nothing across two vocabularies."""
-    vocabularies = [load_tokenizer(folder).get_vocab() for folder in (target, draft)]
+def load_shared_tokenizer(target: Path, draft: Path) -> Tokenizer:
+    """The tokenizer of both: speculation compares token ids, which means nothing across two vocabularies."""
+    tokenizer = load_tokenizer(target)
+    vocabularies = [tokenizer.get_vocab(), load_tokenizer(draft).get_vocab()]
     if vocabularies[0] != vocabularies[1]:
         raise ConfigError(
             f"the tokenizers of {target} and {draft} differ ({len(vocabularies[0])} and {len(vocabularies[1])} tokens)",
             "choose a draft that shares the target's tokenizer",
         )
+    return tokenizer
 
 
 def weight_files(folder: Path) -> list[Path]:

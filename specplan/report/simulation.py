@@ -118,9 +118,10 @@ def deploy_sentence(result: SimulationResult) -> str:
         parts.append(f"{policy} at {unit}{_join(concurrencies)}")
         unit = ""
     clauses = [_gains(result), *_ties(result.recommendations), *_extrapolation(result)]
-    sentence = f"eploy {', '.join(parts)}: {'; '.join(clauses)}."
-    reasons = _reasons_to_wait(result)
-    return f"Do not rely on this yet: {_join(reasons)}. As things stand: d{sentence}" if reasons else f"D{sentence}"
+    advice = f"{', '.join(parts)}: {'; '.join(clauses)}."
+    if reasons := _reasons_to_wait(result):
+        return f"Do not rely on this yet: {_join(reasons)}. As things stand: deploy {advice}"
+    return f"Deploy {advice}"
 
 
 def _cells(policy: PolicyResult) -> tuple[str, ...]:

@@ -50,10 +50,6 @@ class VerifyPrices:
                 extrapolated[c, n] = (tables.verify_sources(n, context) == "x")[: max_num_tokens + 1]
         return cls(contexts=contexts, verify_ms=verify_ms, extrapolated=extrapolated)
 
-    @property
-    def max_num_tokens(self) -> int:
-        return int(self.verify_ms.shape[2]) - 1
-
     def row(self, num_reqs: int, context_len: float) -> NDArray[np.float64]:  # [max_num_tokens + 1]
         low, high, weight = self._between(context_len)
         below, above = self.verify_ms[low, num_reqs], self.verify_ms[high, num_reqs]

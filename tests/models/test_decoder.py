@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specplan.errors import ConfigError
+from specplan.errors import ConfigError, MeasurementError
 from specplan.models import Decoder, DecoderConfig, DenseAttention, KVCache, RaggedBatch, cached_attention
 from specplan.models.config import Llama3RopeScaling
 from specplan.models.decoder import rope_rotation, rotate, stretch_frequencies
@@ -130,6 +130,11 @@ def test_a_pass_that_does_not_fit_is_refused() -> None:
         RaggedBatch([5], [60], cache=cache)
     with pytest.raises(ConfigError, match="padded from 5 to 4"):
         RaggedBatch([5], [0], cache=cache, padded_tokens=4)
+
+
+def test_a_cache_without_memory_for_it_is_refused() -> None:
+    with pytest.raises(MeasurementError, match="no memory for the KV cache of 1000000000 requests of 64 tokens"):
+        make_cache(small_config(), 10**9)
 
 
 def test_rope_turns_pairs_by_position_times_frequency() -> None:

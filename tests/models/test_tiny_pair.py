@@ -14,7 +14,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from specplan.models import Decoder, load_model, load_tokenizer, read_config, require_shared_tokenizer, tiny
+from specplan.models import Decoder, load_model, load_shared_tokenizer, load_tokenizer, read_config, tiny
 from specplan.models.tiny.card import render_card
 from specplan.models.tiny.corpus import END_OF_TEXT, read_corpus, token_stream
 from specplan.models.tiny.evaluate import Evaluation, bits_per_byte, judge
@@ -63,7 +63,7 @@ def test_the_draft_is_about_a_tenth_of_its_target() -> None:
 
 
 def test_the_tokenizer_is_shared() -> None:
-    require_shared_tokenizer(FOLDER / "target", FOLDER / "draft")
+    load_shared_tokenizer(FOLDER / "target", FOLDER / "draft")
     assert len({(FOLDER / role / "tokenizer.json").read_bytes() for role in ROLES}) == 1
 
 

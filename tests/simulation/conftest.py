@@ -58,7 +58,7 @@ def make_case() -> MakeCase:
                 output_len=(lens + 1).astype(np.int32),
             ),
             concurrency=concurrency,
-            max_num_batched_tokens=max_num_batched_tokens or prices.verify.max_num_tokens,
+            max_num_batched_tokens=max_num_batched_tokens or prices.verify.verify_ms.shape[2] - 1,
             num_drafts=policy.num_drafts(k),
             confidence=confidence if policy.kind in ("adaptive", "oracle") else None,
             lag=0 if policy.kind == "oracle" else lag,
