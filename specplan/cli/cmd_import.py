@@ -50,7 +50,7 @@ def import_trace(
 
     Example: specplan import accepted.jsonl --field tokens_from_here -k 7 -o trace.parquet
 
-    Policies that need confidences refuse such a trace; `none`, `fixed:k` and `oracle` replay it.
+    Policies that need confidences refuse such a trace; `none`, `fixed:k`, `ema` and `oracle` replay it.
     """
     from specplan.files import require_trace_suffix, require_writable
     from specplan.interop import import_accepted_lengths, looks_like_steps

@@ -27,7 +27,7 @@ def simulate(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="none, fixed:k, adaptive or oracle; repeatable. Default: all but fixed:k."),
+        typer.Option(help="none, fixed:k, ema, adaptive or oracle; repeatable. Default: none, adaptive, oracle."),
     ] = None,
     concurrency: Annotated[str, typer.Option(help="Requests in flight, separated by commas.")] = "1,4,16,64",
     num_speculative_tokens: Annotated[

@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specplan.errors import ConfigError
+from specplan.planning.ema import fewest_drafts
 
 __all__ = ["KNOWN_POLICIES", "Losslessness", "Policy", "PolicyKind", "parse_policy"]
 
-PolicyKind = Literal["none", "fixed", "adaptive", "oracle"]
+PolicyKind = Literal["none", "fixed", "ema", "adaptive", "oracle"]
 Losslessness = Literal["lossless", "greedy-only", "anticipating"]
 
-KNOWN_POLICIES = ("none", "fixed:K", "adaptive", "oracle")
-_COMPLEXITY: dict[PolicyKind, int] = {"none": 0, "fixed": 1, "adaptive": 2, "oracle": 3}
+KNOWN_POLICIES = ("none", "fixed:K", "ema", "adaptive", "oracle")
+_COMPLEXITY: dict[PolicyKind, int] = {"none": 0, "fixed": 1, "ema": 2, "adaptive": 3, "oracle": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """`none`: no drafter is loaded. `fixed`: k drafts per request, all verified. `adaptive`: K drafts per request, of
-    which a budget admits the best. `oracle`: adaptive with outcomes in place of confidences, a bound on its ranking."""
+    """`none`: no drafter is loaded. `fixed`: k drafts per request, all verified. `ema`: the same, with a k that follows
+    the share accepted. `adaptive`: K drafts per request, of which a budget admits the best. `oracle`: adaptive with
+    outcomes in place of confidences, a bound on its ranking."""
 
     kind: PolicyKind
     fixed_k: int | None = None  # of `fixed`, and of nothing else
@@ -46,14 +48,18 @@ class Policy:
 
     @property
     def complexity(self) -> int:
-        """Orders policies by what it takes to run them: none, fixed, adaptive, oracle."""
+        """Orders policies by what it takes to run them: none, fixed, ema, adaptive, oracle."""
         return _COMPLEXITY[self.kind]
 
     def num_drafts(self, num_speculative_tokens: int) -> int:
-        """Drafts proposed per request and step, where K are configured."""
+        """The most drafts proposed per request and step, where K are configured; a step reserves tokens for them."""
         if self.kind == "none":
             return 0
         return num_speculative_tokens if self.fixed_k is None else self.fixed_k
+
+    def fewest_drafts(self, num_speculative_tokens: int) -> int:
+        """The fewest: of every policy but `ema` as many as the most."""
+        return fewest_drafts(num_speculative_tokens) if self.kind == "ema" else self.num_drafts(num_speculative_tokens)
 
     def losslessness(self, lag: int) -> Losslessness:
         """What a budget read at this lag does to sampled output; see the design's *Losslessness*."""
@@ -62,13 +68,12 @@ class Policy:
         return "greedy-only" if self.kind == "adaptive" and lag == 0 else "lossless"
 
 
-_PLAIN_POLICIES = {
-    policy.name: policy for policy in (Policy(kind="none"), Policy(kind="adaptive"), Policy(kind="oracle"))
-}
+_UNNUMBERED: tuple[PolicyKind, ...] = ("none", "ema", "adaptive", "oracle")
+_PLAIN_POLICIES = {policy.name: policy for policy in (Policy(kind=kind) for kind in _UNNUMBERED)}
 
 
 def parse_policy(text: str) -> Policy:
-    """`none`, `fixed:3`, `adaptive` or `oracle`."""
+    """`none`, `fixed:3`, `ema`, `adaptive` or `oracle`."""
     if policy := _PLAIN_POLICIES.get(text):
         return policy
     if match := re.fullmatch(r"fixed:([0-9]{1,9})", text):

@@ -77,6 +77,11 @@ def simulation_notes(result: SimulationResult) -> list[str]:
             f"adaptive and oracle always draft K = {result.num_speculative_tokens} and choose what to verify; "
             "a fixed:k that drafts fewer can pass both"
         )
+    if any(policy.policy == "ema" for policy in result.policies):
+        notes.append(
+            f"ema begins at K = {result.num_speculative_tokens} and moves k by the share of drafts accepted, "
+            "whatever drafting and verifying them cost"
+        )
     notes += dict.fromkeys(
         f"{policy.policy} is {policy.losslessness}: {_LABELS[policy.losslessness]}"
         for policy in result.policies

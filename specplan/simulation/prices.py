@@ -12,6 +12,7 @@ from specplan.errors import ConfigError, CoverageError
 
 if TYPE_CHECKING:
     from specplan.files.tables import CostTables
+    from specplan.planning import Policy
 
 __all__ = ["StepPrices", "VerifyPrices"]
 
@@ -74,11 +75,27 @@ class VerifyPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepPrices:
-    """cost_ms(n, t, c) = draft_ms[n] + verify(c, n)[t] + overhead_ms, for one number of drafts per request."""
+    """cost_ms(n, t, c, k) = draft_ms[k, n] + verify(c, n)[t] + overhead_ms.
+
+    k is what the step itself drafts, for the next step to verify.
+    """
 
     verify: VerifyPrices
-    draft_ms: NDArray[np.float64]  # [max_num_reqs + 1]; zeros where no drafter is loaded
+    draft_ms: NDArray[np.float64]  # [most k + 1, max_num_reqs + 1]; NaN at a k that is never drafted
     overhead_ms: float
 
-    def step_ms(self, num_reqs: int, context_len: float, num_tokens: int) -> float:
-        return float(self.draft_ms[num_reqs] + self.verify.row(num_reqs, context_len)[num_tokens] + self.overhead_ms)
+    @classmethod
+    def from_tables(
+        cls, verify: VerifyPrices, tables: CostTables, *, policy: Policy, num_speculative_tokens: int
+    ) -> StepPrices:
+        """Holds every k that `policy` may draft where K are configured. No other need have been measured."""
+        fewest = policy.fewest_drafts(num_speculative_tokens)
+        most = policy.num_drafts(num_speculative_tokens)
+        draft_ms = np.full((most + 1, tables.max_num_reqs + 1), np.nan)
+        for k in range(fewest, most + 1):
+            draft_ms[k] = tables.draft_row(k) if policy.loads_drafter else 0.0
+        return cls(verify=verify, draft_ms=draft_ms, overhead_ms=float(tables.overhead_ms))
+
+    def step_ms(self, num_reqs: int, context_len: float, num_tokens: int, *, k: int) -> float:
+        verify_ms = self.verify.row(num_reqs, context_len)[num_tokens]
+        return float(self.draft_ms[k, num_reqs] + verify_ms + self.overhead_ms)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from specplan.planning import admit_by_survival, choose_draft_budget, survival_probability
+from specplan.planning import EmaController, admit_by_survival, choose_draft_budget, survival_probability
 from specplan.simulation.prices import StepPrices
 from specplan.simulation.scheduler import ClosedLoop, RunningRequest, ScheduledStep, num_to_finish
 
@@ -37,7 +37,8 @@ class ReplayCase:
     workload: Workload
     concurrency: int
     max_num_batched_tokens: int
-    num_drafts: int  # proposed per verifying request and step
+    num_drafts: int  # proposed per verifying request and step, which reserves tokens for as many
+    is_ema: bool = False  # num_drafts are the most, and an EmaController says how many
     confidence: NDArray[np.float32] | None  # [rows, num_drafts], what a budget reads; None: every draft is verified
     lag: int
     prices: StepPrices  # what a step is charged
@@ -122,9 +123,14 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
 
     A verifying request yields min(min(accepted_len, admitted) + 1, what is left) tokens at its row of the trace; a
     request whose prompt completes yields its first token. Tokens arrive when their step ends.
+
+    A step verifies, learns what was accepted, and drafts for the next: it pays for the drafts that it proposes, which
+    the next step verifies.
     """
     visited: dict[RunningRequest, list[int]] = {}  # rows of the trace, one per step since the request began to verify
     first_token_ms: dict[RunningRequest, float] = {}
+    ema = EmaController.at_start(case.num_drafts) if case.is_ema else None
+    k = case.num_drafts  # of the drafts at hand, per request
     last = num_to_finish(case.workload.num_requests, case.concurrency)
     now_ms, num_finished = 0.0, 0
     while num_finished < last:
@@ -132,11 +138,8 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
         for request in step.verifying:
             row = int(case.workload.first_row[request.request]) + request.emitted_len - 1
             visited.setdefault(request, []).append(row)
-        admitted = _admit(case, step, [visited[request] for request in step.verifying])
-
+        admitted = _admit(case, step, k, [visited[request] for request in step.verifying])
         num_tokens = step.num_non_draft_tokens + sum(admitted)
-        cost_ms = case.prices.step_ms(step.num_reqs, step.mean_context_len, num_tokens)
-        now_ms += cost_ms
 
         num_accepted = num_verify_outputs = 0
         for request, request_admitted in zip(step.verifying, admitted, strict=True):
@@ -145,6 +148,11 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
             request.emitted_len += yielded
             num_accepted += accepted
             num_verify_outputs += yielded
+        if ema is not None:
+            ema = ema.after(num_accepted=num_accepted, num_verified=sum(admitted))
+            k = ema.k
+        cost_ms = case.prices.step_ms(step.num_reqs, step.mean_context_len, num_tokens, k=k)
+        now_ms += cost_ms
         for request, chunk in step.prefilling:
             request.prefilled_len += chunk
         for request in step.completing:
@@ -174,14 +182,14 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
         )
 
 
-def _admit(case: ReplayCase, step: ScheduledStep, visited: list[list[int]]) -> list[int]:
+def _admit(case: ReplayCase, step: ScheduledStep, k: int, visited: list[list[int]]) -> list[int]:
     """Drafts verified per verifying request: all of them, or the best by live survival under a lagged budget."""
     num_verifying = len(step.verifying)
     if case.confidence is None:
-        return [case.num_drafts] * num_verifying
-    scheduled = np.full(num_verifying, case.num_drafts)
+        return [k] * num_verifying
+    scheduled = np.full(num_verifying, k)
     live = np.array([rows[-1] for rows in visited], dtype=np.int64)
-    lagged = np.ones((num_verifying, case.num_drafts), dtype=np.float32)  # 1.0 where a request had none then
+    lagged = np.ones((num_verifying, k), dtype=np.float32)  # 1.0 where a request had none then
     for r, rows in enumerate(visited):
         if len(rows) > case.lag:
             lagged[r] = case.confidence[rows[-1 - case.lag]]
@@ -190,7 +198,7 @@ def _admit(case: ReplayCase, step: ScheduledStep, visited: list[list[int]]) -> l
         scheduled,
         num_sampling=step.num_sampling,
         num_non_draft_tokens=step.num_non_draft_tokens,
-        draft_ms=float(case.planner_prices.draft_ms[step.num_reqs]),
+        draft_ms=float(case.planner_prices.draft_ms[k, step.num_reqs]),
         verify_ms=case.planner_prices.verify.row(step.num_reqs, step.mean_context_len),
         overhead_ms=case.planner_prices.overhead_ms,
     )

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from specplan.planning.ema import ALPHA, LESS_BELOW, MORE_ABOVE, fewest_drafts
 from specplan.simulation.replay import ReplayCase, ReplayTotals
 from specplan.simulation.scheduler import num_to_finish
 
@@ -28,6 +29,7 @@ def compiled(function: Any) -> Any:
 def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
     """What `replay` returns, some hundred times sooner. Runs without the GIL."""
     workload, prices, planner = case.workload, case.prices, case.planner_prices
+    fewest = fewest_drafts(case.num_drafts) if case.is_ema else case.num_drafts
     counts, time_ms, tpot_ms_sum = _replay(
         order,
         num_to_finish(workload.num_requests, case.concurrency),
@@ -38,12 +40,13 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
         case.survival,
         case.confidence is not None,
         case.num_drafts,
+        (fewest, ALPHA, LESS_BELOW, MORE_ABOVE),
         case.lag,
         case.concurrency,
         case.max_num_batched_tokens,
         (prices.verify.contexts, prices.verify.verify_ms, prices.draft_ms, prices.overhead_ms),
         prices.verify.extrapolated,
-        (planner.verify.contexts, planner.verify.verify_ms, planner.draft_ms, planner.overhead_ms),
+        (planner.verify.contexts, planner.verify.verify_ms, planner.draft_ms[case.num_drafts], planner.overhead_ms),
     )
     steps, verify_steps, finished, outputs, verifying, verify_outputs, admitted, accepted, guessed, num_tpot = counts
     return ReplayTotals(
@@ -73,6 +76,9 @@ def _replay(
     survival: Any,  # [rows, k] float32
     plans_budget: bool,
     k: int,
+    # The fewest drafts (k where they never move), ALPHA, LESS_BELOW, MORE_ABOVE. Arguments, because numba's cache does
+    # not notice that a constant of another module has changed.
+    ema: Any,
     lag: int,
     concurrency: int,
     max_tokens: int,
@@ -81,6 +87,7 @@ def _replay(
     planner: Any,
 ) -> Any:
     contexts, verify_ms, draft_ms, overhead_ms = prices
+    fewest, alpha, less_below, more_above = ema
     # The running requests, in admission order.
     request = np.empty(concurrency, dtype=np.int64)
     prompt_left = np.empty(concurrency, dtype=np.int64)
@@ -99,7 +106,9 @@ def _replay(
     num_running = num_taken = 0
     steps = verify_steps = finished = outputs = verifying_sum = verify_outputs = 0
     admitted_sum = accepted_sum = extrapolated_steps = num_tpot = 0
-    now_ms = tpot_ms_sum = 0.0
+    now_ms = tpot_ms_sum = ratio = 0.0
+    drafts = k  # at hand, per request
+    has_ratio = False
 
     while finished < num_to_finish:
         while num_running < concurrency:
@@ -133,8 +142,8 @@ def _replay(
             visited[j, 2], visited[j, 1] = visited[j, 1], visited[j, 0]
             visited[j, 0] = first_row[request[j]] + emitted[j] - 1
             num_visited[j] += 1
-            admitted[v] = k
-        budget = num_verifying * k
+            admitted[v] = drafts
+        budget = num_verifying * drafts
         if plans_budget and budget > 0:
             for v in range(num_verifying):
                 j = row_of[v]
@@ -151,24 +160,34 @@ def _replay(
                 _admit(live[:num_verifying], ranking[:budget], admitted)
         num_tokens += budget
 
+        step_accepted = 0
+        for v in range(num_verifying):
+            j = row_of[v]
+            accepted = min(accepted_len[visited[j, 0]], admitted[v])
+            yielded = min(accepted + 1, output_len[request[j]] - emitted[j])
+            emitted[j] += yielded
+            step_accepted += accepted
+            verify_outputs += yielded
+            outputs += yielded
+        if fewest < k and budget > 0:
+            observed = step_accepted / budget
+            ratio = ratio + alpha * (observed - ratio) if has_ratio else observed
+            has_ratio = True
+            if ratio < less_below:
+                drafts = max(drafts - 1, fewest)
+            elif ratio > more_above:
+                drafts = min(drafts + 1, k)
+
         low, high, weight = _between(contexts, context_len)
         below, above = verify_ms[low, num_reqs, num_tokens], verify_ms[high, num_reqs, num_tokens]
-        now_ms += draft_ms[num_reqs] + ((1.0 - weight) * below + weight * above) + overhead_ms
+        now_ms += draft_ms[drafts, num_reqs] + ((1.0 - weight) * below + weight * above) + overhead_ms
         below_guessed, above_guessed = extrapolated[low, num_reqs, num_tokens], extrapolated[high, num_reqs, num_tokens]
         extrapolated_steps += (weight < 1 and below_guessed) or (weight > 0 and above_guessed)
         steps += 1
         verify_steps += num_verifying > 0
         verifying_sum += num_verifying
         admitted_sum += budget
-
-        for v in range(num_verifying):
-            j = row_of[v]
-            accepted = min(accepted_len[visited[j, 0]], admitted[v])
-            yielded = min(accepted + 1, output_len[request[j]] - emitted[j])
-            emitted[j] += yielded
-            accepted_sum += accepted
-            verify_outputs += yielded
-            outputs += yielded
+        accepted_sum += step_accepted
         kept = 0
         for j in range(num_running):
             if chunk[j] > 0:

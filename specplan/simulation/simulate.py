@@ -48,7 +48,7 @@ def simulate(
     Args:
         tables: What a step is charged.
         planner_tables: What a budget believes a step costs; `tables` where not given.
-        k: Drafts per request that `adaptive` and `oracle` propose; the trace's where not given.
+        k: Drafts per request that `adaptive` and `oracle` propose, and `ema` at most; the trace's where not given.
         lag: How many steps old the confidences are that set the budget. Ranking reads the fresh ones.
         calibration: "cross-fit" plans with calibrated confidences, "off" with the recorded ones.
         max_num_batched_tokens: What a step may hold; as many as the tables cover where not given.
@@ -77,10 +77,11 @@ def simulate(
             concurrency=concurrency,
             max_num_batched_tokens=max_tokens,
             num_drafts=policy.num_drafts(num_drafts),
+            is_ema=policy.kind == "ema",
             confidence=signals.of(policy),
             lag=0 if policy.kind == "oracle" else lag,
-            prices=_step_prices(charged, tables, policy, num_drafts),
-            planner_prices=_step_prices(believed, planner, policy, num_drafts),
+            prices=StepPrices.from_tables(charged, tables, policy=policy, num_speculative_tokens=num_drafts),
+            planner_prices=StepPrices.from_tables(believed, planner, policy=policy, num_speculative_tokens=num_drafts),
         )
 
     cases = {(policy, concurrency): case(policy, concurrency) for concurrency in levels for policy in compared}
@@ -174,15 +175,6 @@ def _step_tokens(asked: int | None, tables: CostTables, planner: CostTables) -> 
     return asked
 
 
-def _step_prices(verify: VerifyPrices, tables: CostTables, policy: Policy, k: int) -> StepPrices:
-    draft_ms = (
-        np.asarray(tables.draft_row(policy.num_drafts(k)), dtype=np.float64)
-        if policy.loads_drafter
-        else np.zeros(tables.max_num_reqs + 1)
-    )
-    return StepPrices(verify=verify, draft_ms=draft_ms, overhead_ms=float(tables.overhead_ms))
-
-
 def _tables_used(tables: CostTables) -> TablesUsed:
     return TablesUsed(
         digest=tables.digest(),
@@ -272,7 +264,7 @@ def _check(
         if policy.needs_confidence and trace.confidence is None:
             raise ConfigError(
                 f"policy {policy.name} needs confidences, and the trace holds outcomes only",
-                "use none, fixed:K or oracle, or record a trace with confidences: `specplan record`",
+                "use none, fixed:K, ema or oracle, or record a trace with confidences: `specplan record`",
             )
     if not concurrencies or concurrencies[0] < 1:
         found = concurrencies[0] if concurrencies else "empty"

@@ -229,6 +229,13 @@ def test_notes_say_what_the_figures_rest_on() -> None:
     assert simulation_notes(raw)[1] == "budgets from confidences at lag 1, as recorded"
 
 
+def test_a_note_says_what_ema_goes_by() -> None:
+    found = result([policy("none", 1), policy("ema", 1, 0.1)], [advice("ema", 1)])
+    assert simulation_notes(found)[1] == (
+        "ema begins at K = 7 and moves k by the share of drafts accepted, whatever drafting and verifying them cost"
+    )
+
+
 def test_the_result_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     write_result(usual(), path)

@@ -17,13 +17,16 @@ MakePrices = Callable[..., StepPrices]
 
 @pytest.fixture
 def make_prices() -> MakePrices:
-    """Prices of one context from a cost by tokens, whatever the number of requests."""
+    """Prices of one context, by tokens and, of drafting, by k (one for any), whatever the number of requests."""
 
-    def make(verify_ms: Any, *, max_num_reqs: int, draft_ms: float = 0.0, overhead_ms: float = 0.0) -> StepPrices:
+    def make(verify_ms: Any, *, max_num_reqs: int, draft_ms: Any = 0.0, overhead_ms: float = 0.0) -> StepPrices:
         row = np.asarray(verify_ms, dtype=np.float64)
         table = np.broadcast_to(row, (1, max_num_reqs + 1, len(row))).copy()
         verify = VerifyPrices(contexts=np.zeros(1), verify_ms=table, extrapolated=np.zeros(table.shape, dtype=np.bool_))
-        return StepPrices(verify=verify, draft_ms=np.full(max_num_reqs + 1, draft_ms), overhead_ms=overhead_ms)
+        by_k = np.full(8, draft_ms) if np.isscalar(draft_ms) else np.asarray(draft_ms, dtype=np.float64)
+        return StepPrices(
+            verify=verify, draft_ms=np.repeat(by_k[:, None], max_num_reqs + 1, axis=1), overhead_ms=overhead_ms
+        )
 
     return make
 
@@ -60,6 +63,7 @@ def make_case() -> MakeCase:
             concurrency=concurrency,
             max_num_batched_tokens=max_num_batched_tokens or prices.verify.verify_ms.shape[2] - 1,
             num_drafts=policy.num_drafts(k),
+            is_ema=policy.kind == "ema",
             confidence=confidence if policy.kind in ("adaptive", "oracle") else None,
             lag=0 if policy.kind == "oracle" else lag,
             prices=prices,

@@ -117,6 +117,13 @@ def test_a_lead_within_noise_gives_way_to_the_simpler() -> None:
     assert (advice.policy, advice.fastest, advice.tied_with) == ("fixed:3", "adaptive", ["fixed:3"])
 
 
+def test_ema_is_simpler_than_adaptive_and_less_simple_than_fixed() -> None:
+    candidates = [replays("adaptive", [149, 156]), replays("ema", [150, 151]), replays("fixed:3", [140, 141])]
+    assert recommend(candidates).policy == "ema"
+    candidates[2] = replays("fixed:3", [150, 152])
+    assert recommend(candidates).policy == "fixed:3"
+
+
 def test_no_speculation_is_the_simplest_of_all() -> None:
     candidates = [replays("fixed:7", [99, 104]), replays("fixed:1", [100, 102]), replays("none", [100, 100])]
     advice = recommend(candidates)

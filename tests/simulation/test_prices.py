@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import math
+
+import msgspec
 import numpy as np
 import pytest
 
 from specplan.costs import build_cost_tables
 from specplan.errors import ConfigError, CoverageError
 from specplan.files import CostTables
+from specplan.planning import parse_policy
 from specplan.simulation.prices import StepPrices, VerifyPrices
 
 
@@ -33,8 +37,38 @@ def test_a_cost_is_extrapolated_where_a_cell_it_rests_on_is() -> None:
 
 
 def test_a_step_costs_draft_verify_and_overhead() -> None:
-    prices = StepPrices(verify=two_contexts(), draft_ms=np.array([9, 0.5, 0.25]), overhead_ms=0.125)
-    assert prices.step_ms(2, 200, 3) == 0.25 + 8 + 0.125
+    draft_ms = np.array([[9, 9, 9], [9, 0.5, 0.25], [9, 1.5, 0.75]])
+    prices = StepPrices(verify=two_contexts(), draft_ms=draft_ms, overhead_ms=0.125)
+    assert prices.step_ms(2, 200, 3, k=1) == 0.25 + 8 + 0.125
+    assert prices.step_ms(2, 200, 3, k=2) == 0.75 + 8 + 0.125
+
+
+NEVER = [math.nan] * 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("none", [[0, 0, 0]]),  # no drafter, though the tables hold no k = 0
+        ("fixed:2", [NEVER, NEVER, [0, 2, 3]]),
+        ("adaptive", [NEVER, NEVER, NEVER, [0, 3, 4]]),
+        ("ema", [NEVER, [0, 1, 2], [0, 2, 3], [0, 3, 4]]),
+    ],
+)
+def test_drafting_is_priced_at_every_k_that_a_policy_may_draft(policy: str, expected: list[list[float]]) -> None:
+    """Measured at 1 and 3 drafts; linear between them."""
+    built = msgspec.structs.replace(
+        tables(),
+        draft_ks=[1, 3],
+        draft_table_ms=np.array([[0.0, 1, 2], [0, 3, 4]]),
+        draft_source=np.zeros((2, 3), dtype=np.uint8),
+        draft_ci_ms=None,
+    )
+    prices = StepPrices.from_tables(two_contexts(), built, policy=parse_policy(policy), num_speculative_tokens=3)
+    assert np.array_equal(prices.draft_ms, expected, equal_nan=True)
+    if policy == "ema":
+        with pytest.raises(CoverageError, match="no draft cost for k = 4"):
+            StepPrices.from_tables(two_contexts(), built, policy=parse_policy(policy), num_speculative_tokens=4)
 
 
 def tables() -> CostTables:

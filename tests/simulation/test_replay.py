@@ -9,7 +9,7 @@ import pytest
 from specplan.planning import choose_draft_budget, survival_probability
 from specplan.simulation.replay import ReplayTotals, StepRecord, replay, replay_steps
 
-POLICIES = ("none", "fixed:0", "fixed:2", "fixed:4", "adaptive", "oracle")
+POLICIES = ("none", "fixed:0", "fixed:2", "fixed:4", "ema", "adaptive", "oracle")
 K = 4
 
 
@@ -195,6 +195,87 @@ def test_a_mixed_step_counts_prefill_in_tokens_and_not_in_sampling(make_case: An
         (2, 1, 1, 10, 11.0),  # 1 + 1, and 8 more
         (2, 2, 1, 6, 7.0),  # 1 + 1, and the last 4: both sample
         (2, 2, 2, 4, 5.0),
+    ]
+
+
+def test_a_step_pays_for_the_drafts_it_proposes(make_case: Any, make_prices: Any) -> None:
+    """K = 3, nothing accepted for three tokens, everything after; drafting k costs 2 ** k, and the rest 8 ms a step."""
+    case = make_case(
+        "ema",
+        accepted_lens=[[0, 0, 0, 3, *[3] * 18], *[[]] * 7],
+        prices=make_prices(np.full(20, 8.0), max_num_reqs=1, draft_ms=[math.nan, 2.0, 4.0, 8.0]),
+        k=3,
+    )
+    steps = list(replay_steps(case, case.closed_loop(np.arange(8))))
+    assert [(step.draft_budget, step.cost_ms) for step in steps[:13]] == [
+        (0, 8 + 8),  # the prompt: nothing is verified, three are drafted
+        (3, 8 + 4),  # ratio 0
+        (2, 8 + 2),  # 0
+        (1, 8 + 2),  # 0: one is the fewest
+        (1, 8 + 2),  # 0.2, and all that is verified is accepted from here on
+        (1, 8 + 2),  # 0.36
+        (1, 8 + 2),  # 0.488
+        (1, 8 + 2),  # 0.5904
+        (1, 8 + 2),  # 0.67232
+        (1, 8 + 4),  # 0.737856
+        (2, 8 + 8),  # 0.7902848
+        (3, 8 + 8),
+        (0, 8 + 8),  # another prompt: k stays
+    ]
+
+
+def test_ema_that_sees_every_draft_accepted_is_fixed_at_k(make_case: Any, make_prices: Any) -> None:
+    arguments = {
+        "accepted_lens": [[K] * length for length in (7, 0, 12, 3, 9)],
+        "prices": make_prices(8 + np.arange(60) / 8, max_num_reqs=3, draft_ms=[0.0, 1.0, 2.0, 3.0, 4.0]),
+        "prompt_len": [3, 9, 1, 40, 6],
+        "concurrency": 3,
+        "k": K,
+    }
+    order = np.arange(5)
+    assert replay(make_case("ema", **arguments), order) == replay(make_case(f"fixed:{K}", **arguments), order)
+
+
+@pytest.mark.parametrize(("k", "fewest"), [(1, 1), (3, 1), (7, 1), (16, 4)])
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_ema_that_sees_no_draft_accepted_ends_at_the_fewest(
+    make_case: Any, make_prices: Any, k: int, fewest: int, concurrency: int
+) -> None:
+    arguments = {
+        "accepted_lens": [[0] * 12] * 6,
+        "prices": make_prices(8 + np.arange(60) / 8, max_num_reqs=3, draft_ms=np.arange(17.0)),
+        "concurrency": concurrency,
+        "k": k,
+    }
+    case = make_case("ema", **arguments)
+    steps = list(replay_steps(case, case.closed_loop(np.arange(6))))
+    per_request = [step.draft_budget // step.num_verifying for step in steps if step.num_verifying]
+    assert per_request == [*range(k, fewest, -1), *[fewest] * (len(per_request) - (k - fewest))]
+
+    ema = replay(case, np.arange(6))
+    fixed_fewest, fixed_k = (replay(make_case(f"fixed:{n}", **arguments), np.arange(6)) for n in (fewest, k))
+    assert ema.num_steps == fixed_fewest.num_steps == fixed_k.num_steps
+    assert fixed_fewest.time_ms <= ema.time_ms <= fixed_k.time_ms
+    assert (ema.time_ms == fixed_k.time_ms) == (k == 1)
+
+
+def test_ema_reserves_tokens_for_all_k(make_case: Any, make_prices: Any) -> None:
+    """What k may return to is kept free: at k = 1 of K = 3 a prompt gets what it would get beside three drafts."""
+    case = make_case(
+        "ema",
+        accepted_lens=[[0] * 9, [0] * 9] * 8,
+        prices=make_prices(np.ones(11), max_num_reqs=2, draft_ms=1.0),
+        prompt_len=[1, 50] * 8,
+        concurrency=2,
+        k=3,
+    )
+    steps = list(replay_steps(case, case.closed_loop(np.arange(16))))
+    assert [(step.num_verifying, step.draft_budget, step.num_tokens) for step in steps[:5]] == [
+        (0, 0, 10),  # 1 prompt token, and 9 of the other's 50
+        (1, 3, 10),  # 1 + 3, and 6 more
+        (1, 2, 9),  # 1 + 2, and 6
+        (1, 1, 8),
+        (1, 1, 8),
     ]
 
 

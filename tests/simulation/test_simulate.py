@@ -184,6 +184,38 @@ def test_a_sampled_trace_is_approximate() -> None:
     assert run(sampled(make_trace()), policies=["none"]).is_approximate
 
 
+def test_ema_is_deployable_and_lies_between_its_bounds() -> None:
+    result = run(policies=["fixed:1", "fixed:4", "ema"])
+    ema, fewest, most = (pick(result, policy, 1) for policy in ("ema", "fixed:1", "fixed:4"))
+    assert ema.losslessness == "lossless"
+    assert fewest.mean_budget < ema.mean_budget < most.mean_budget  # type: ignore[operator]
+    assert fewest.wasted_share < ema.wasted_share < most.wasted_share  # type: ignore[operator]
+    assert pick(run(policies=["ema"], k=1), "ema", 8) == msgspec.structs.replace(
+        pick(result, "fixed:1", 8), policy="ema"
+    )
+
+
+def test_ema_pays_for_the_k_it_drafts() -> None:
+    """Where no draft is ever accepted: one step at each k from K down, then all at the fewest."""
+    trace = make_trace()
+    tables = msgspec.structs.replace(
+        make_tables(0.0),
+        draft_ks=[1, 4],
+        draft_table_ms=np.repeat([[1.0], [4.0]], 17, axis=1),
+        draft_source=np.zeros((2, 17), dtype=np.uint8),
+        draft_ci_ms=None,
+    )
+    nothing = replace(trace, accepted_len=np.zeros_like(trace.accepted_len))
+    result = run(nothing, tables=tables, policies=["fixed:1", "fixed:4", "ema"], num_resamples=0)
+    ema, fewest, most = (pick(result, policy, 1) for policy in ("ema", "fixed:1", "fixed:4"))
+    assert ema.num_steps == fewest.num_steps == most.num_steps
+    spent = {p.policy: p.num_requests * 24 / p.output_tokens_per_s * 1e3 for p in (ema, fewest, most)}
+    assert spent["fixed:1"] == pytest.approx(5.0 * fewest.num_steps)
+    assert spent["fixed:4"] == pytest.approx(8.0 * most.num_steps)
+    # The prompt's step drafts 4; the next three verify 4, 3 and 2, and draft 3, 2 and 1.
+    assert spent["ema"] == pytest.approx(spent["fixed:1"] + 3 + 2 + 1)
+
+
 def test_what_may_bias_sampled_output_is_not_recommended_for_it() -> None:
     arguments: dict[str, Any] = {"policies": ["adaptive"], "lag": 0, "tables": make_tables(draft_ms=0.01)}
     assert {advice.policy for advice in run(**arguments).recommendations} == {"adaptive"}
@@ -235,7 +267,7 @@ def test_outcomes_without_confidences_replay_everything_but_adaptive() -> None:
     trace = make_trace(outcome_only=True)
     with pytest.raises(ConfigError, match="policy adaptive needs confidences, and the trace holds outcomes only"):
         run(trace)
-    policies = ["fixed:1", "oracle"]
+    policies = ["fixed:1", "ema", "oracle"]
     assert run(trace, policies=policies).policies == run(make_trace(), policies=policies).policies
 
 
