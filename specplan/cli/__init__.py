@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from specplan import __version__
+from specplan.cli.cmd_check import check
 from specplan.cli.cmd_import import import_trace
 from specplan.cli.cmd_profile import profile
 from specplan.cli.cmd_record import record
@@ -69,7 +70,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (profile, tables, record, simulate):
+for command in (profile, tables, record, simulate, check):
     app.command()(command)
 app.command("import")(import_trace)
 
