@@ -15,6 +15,7 @@ __all__ = [
     "default_capture_sizes",
     "even_query_lens",
     "padded_size",
+    "profiled_shapes",
     "request_grid",
     "tail_sizes",
 ]
@@ -88,6 +89,33 @@ def request_grid(max_num_seqs: int) -> tuple[int, ...]:
     """The powers of two up to `max_num_seqs`, and `max_num_seqs` itself."""
     powers = {1 << i for i in range(max_num_seqs.bit_length()) if 1 << i <= max_num_seqs}
     return tuple(sorted(powers | {max_num_seqs}))
+
+
+def profiled_shapes(
+    *,
+    max_num_seqs: int,
+    num_speculative_tokens: int,
+    max_num_batched_tokens: int,
+    capture_sizes: Sequence[int],  # ascending
+    context_len: int,
+) -> list[StepShape]:
+    """The verify steps that price every batch: requests by captured sizes, then the tail past the capture limit.
+
+    A batch of n requests runs the captured sizes from n to n (1 + K). The most requests run the larger ones too, for a
+    step that carries a prefill reaches every captured size, and they run the tail.
+    """
+    if not capture_sizes or list(capture_sizes) != sorted(set(capture_sizes)):
+        raise ConfigError(
+            f"capture sizes {list(capture_sizes)} are not one or more, ascending and distinct",
+            "list each size once, the smallest first",
+        )
+    pairs = []
+    for num_reqs in request_grid(max_num_seqs):
+        most = capture_sizes[-1] if num_reqs == max_num_seqs else num_reqs * (1 + num_speculative_tokens)
+        pairs += [(num_reqs, size) for size in capture_sizes if num_reqs <= size <= most]
+    tail = tail_sizes(capture_sizes[-1], max_num_batched_tokens)
+    pairs += [(min(max_num_seqs, size), size) for size in tail]
+    return [StepShape(num_reqs=n, num_tokens=t, context_len=context_len) for n, t in pairs]
 
 
 def padded_size(num_tokens: int, capture_sizes: Sequence[int]) -> int:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
+
+# Triton decides when a kernel is defined whether it will be interpreted: before anything imports one.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # No test asserts a time, and an example that a busy machine is slow to run is no failure.
 settings.register_profile("specplan", deadline=None)
@@ -37,6 +47,62 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Two test runs on one machine would otherwise wait for each other's threads at every matrix product."""
-    import torch
-
     torch.set_num_threads(1)
+
+
+# Compiles a kernel to a cubin for a GPU that need not be there, and tells what it takes of it.
+COMPILE_AHEAD = """
+import importlib, json, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+asked = json.loads(sys.stdin.read())
+kernel = getattr(importlib.import_module(asked["module"]), asked["kernel"])
+places = {name: place for place, name in enumerate(kernel.arg_names)}
+constants = {(places[name],): value for name, value in asked["constants"].items()}
+signature = asked["signature"] | dict.fromkeys(asked["constants"], "constexpr")
+signature = {name: signature[name] for name in kernel.arg_names}
+options = {"num_warps": asked["num_warps"]}
+source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+compiled = triton.compile(source, target=GPUTarget("cuda", asked["capability"], 32), options=options)
+print(json.dumps({"shared_bytes": compiled.metadata.shared, "ptx": compiled.asm["ptx"]}))
+"""
+
+
+@pytest.fixture
+def compile_ahead() -> Callable[..., dict[str, object]]:
+    """`compile_ahead(module, kernel, signature={arg: "*fp32"}, constants={...}, capability=90, num_warps=4)`."""
+    pytest.importorskip("triton")
+
+    def run(
+        module: str,
+        kernel: str,
+        *,
+        signature: dict[str, str],
+        constants: dict[str, object],
+        capability: int,
+        num_warps: int = 4,
+    ) -> dict[str, object]:
+        asked = {
+            "module": module,
+            "kernel": kernel,
+            "signature": signature,
+            "constants": constants,
+            "capability": capability,
+            "num_warps": num_warps,
+        }
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILE_AHEAD],
+            input=json.dumps(asked),
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        return result
+
+    return run

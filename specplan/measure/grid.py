@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from specplan.engine.passes import FEED_LEN
 from specplan.errors import ConfigError
-from specplan.shapes import StepShape, default_capture_sizes, request_grid, tail_sizes
+from specplan.shapes import StepShape, default_capture_sizes, profiled_shapes, request_grid
 
 __all__ = ["MeasuredPoint", "ProfilePlan"]
 
@@ -92,23 +91,20 @@ class ProfilePlan:
 
     def points(self) -> list[MeasuredPoint]:
         """Verify over requests and tokens, drafts over requests and k, in both modes; then the eager tail."""
+        shapes = profiled_shapes(
+            max_num_seqs=self.max_num_seqs,
+            num_speculative_tokens=self.num_speculative_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            capture_sizes=self.capture_sizes,
+            context_len=self.context_len,
+        )
+        captured = [shape for shape in shapes if shape.num_tokens <= self.capture_sizes[-1]]
         points = []
         for mode in ("graph", "eager"):
+            points += [MeasuredPoint(mode=mode, shape=shape) for shape in captured]
             for num_reqs in request_grid(self.max_num_seqs):
-                points += [self.verify_point(mode, num_reqs, size) for size in self.verify_sizes(num_reqs)]
                 points += [self.draft_point(mode, num_reqs, k) for k in range(self.num_speculative_tokens + 1)]
-        tail = tail_sizes(self.capture_sizes[-1], self.max_num_batched_tokens)
-        return points + [self.verify_point("eager", min(self.max_num_seqs, size), size) for size in tail]
-
-    def verify_sizes(self, num_reqs: int) -> Sequence[int]:
-        """The captured sizes a batch of `num_reqs` can run at: from one token each to 1 + K each.
-
-        The most requests run the larger ones too: a step that carries a prefill reaches every captured size.
-        """
-        most = num_reqs * (1 + self.num_speculative_tokens)
-        if num_reqs == self.max_num_seqs:
-            most = self.capture_sizes[-1]
-        return [size for size in self.capture_sizes if num_reqs <= size <= most]
+        return points + [MeasuredPoint(mode="eager", shape=shape) for shape in shapes[len(captured) :]]
 
     def verify_point(self, mode: Mode, num_reqs: int, num_tokens: int) -> MeasuredPoint:
         shape = StepShape(num_reqs=num_reqs, num_tokens=num_tokens, context_len=self.context_len)

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from specplan.device.graphs import Grapher
 from specplan.engine.passes import DraftPasses, VerifyPass
 from specplan.errors import ConfigError, MeasurementError
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.models import Decoder, KVCache
 from specplan.shapes import even_query_lens, padded_size
 
-__all__ = ["ReadyStep", "StepFactory", "capture"]
+__all__ = ["ReadyStep", "StepFactory"]
 
 WARM_UP_RUNS = 3
-GRAPH_WARM_UP_REPLAYS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +48,7 @@ class StepFactory:
         self.device = target.model.embed_tokens.weight.device
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
         self.target_cache, self.draft_cache = (self.filled_cache(decoder) for decoder in (target, draft))
-        # One memory pool for all graphs: they never run at once, so the largest, captured first, has room for the rest.
-        self.graph_pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.grapher = Grapher() if self.device.type == "cuda" else None
 
     def make(self, point: MeasuredPoint) -> ReadyStep:
         """A step that has run before and, in graph mode on CUDA, has been captured and replayed.
@@ -62,8 +60,8 @@ class StepFactory:
             for _ in range(WARM_UP_RUNS):
                 result = step.run()
             run = step.run
-            if point.mode == "graph" and self.graph_pool is not None:
-                run = capture(step.run, self.graph_pool)
+            if point.mode == "graph" and self.grapher is not None:
+                run = self.grapher.capture(step.run)
         except torch.OutOfMemoryError as error:
             raise MeasurementError(
                 f"out of device memory: {str(error).splitlines()[0]}", "lower --max-num-seqs or --context-len"
@@ -136,44 +134,3 @@ def require_room(plan: ProfilePlan, target: Decoder, draft: Decoder) -> None:
             f"the models' {limit} positions",
             f"pass --context-len {max(limit - plan.longest_query, 0)} or less, or lower --max-num-batched-tokens",
         )
-
-
-def capture(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
-    """A CUDA graph of `run`, replayed a few times: the first replay uploads it and belongs in no sample.
-
-    `run` must have been warmed up. `torch.cuda.graph` ends the capture whatever happens inside it, so a failure is this
-    step's alone, and its own error is what is reported. Raises MeasurementError.
-    """
-    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side_stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side_stream):
-        run()
-    torch.cuda.current_stream().wait_stream(side_stream)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, pool=pool):
-            result = run()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise MeasurementError(
-            f"CUDA graph capture failed: {str(error).splitlines()[0]}", "see whether the step runs eagerly at all"
-        ) from error
-    replay = GraphReplay(graph=graph, result=result, captured=run)
-    for _ in range(GRAPH_WARM_UP_REPLAYS):
-        replay()
-    torch.cuda.synchronize()
-    return replay
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphReplay:
-    """Replays a graph. It holds on to what was captured: a graph keeps none of the tensors alive that it reads."""
-
-    graph: torch.cuda.CUDAGraph
-    result: Tensor
-    captured: Callable[[], Tensor]
-
-    def __call__(self) -> Tensor:
-        self.graph.replay()
-        return self.result

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplan.device import accepted_counts, accepted_prefix_mask
+from specplan.device import accepted_counts, accepted_prefix_mask, accepted_slot_mapping
 from specplan.device.acceptance import accepted_prefix_mask_reference
+from specplan.errors import ConfigError
 
 BOTH = pytest.mark.parametrize("mask_of", [accepted_prefix_mask, accepted_prefix_mask_reference])
 
@@ -25,12 +26,16 @@ BOTH = pytest.mark.parametrize("mask_of", [accepted_prefix_mask, accepted_prefix
         ([-1, 3], [[-1, 3]], [2], [False, False]),  # padding matches nothing, not even padding
         ([3, 4], [[3, -1]], [2], [True, False]),
         ([], [[1], [2]], [0, 0], []),
+        ([3, 4, 5], [[3, 4]], [3], [True, True, False]),  # past the last column there is nothing to match
+        ([3, 9, 9], [[3], [9]], [1, 0], [True, False, False]),  # past the last request's drafts there is padding
+        ([3, 3], [[], []], [1, 1], [False, False]),
     ],
 )
 def test_true_up_to_the_first_mismatch(
     mask_of: object, drafts: list[int], sampled: list[list[int]], num_drafts: list[int], expected: list[bool]
 ) -> None:
-    mask = mask_of(torch.tensor(drafts, dtype=torch.int64), torch.tensor(sampled), torch.tensor(num_drafts))
+    said = torch.tensor(sampled, dtype=torch.int64)
+    mask = mask_of(torch.tensor(drafts, dtype=torch.int64), said, torch.tensor(num_drafts))
     assert mask.dtype == torch.bool
     assert mask.tolist() == expected
 
@@ -56,3 +61,31 @@ def test_vectorised_equals_plain(rows: list[list[tuple[int, int]]], extra_column
     assert torch.equal(mask, accepted_prefix_mask_reference(drafts, sampled, num_drafts))
     counts = accepted_counts(mask, num_drafts)
     assert counts.tolist() == [int(part.sum()) for part in mask.split(num_drafts.tolist())][: len(rows)]
+
+
+def test_nothing_is_written_on_reject() -> None:
+    mask = torch.tensor([True, False, True, False])
+    slots = accepted_slot_mapping(torch.tensor([16, 17, 48, 49], dtype=torch.int32), mask)
+    assert slots.tolist() == [16, -1, 48, -1]
+    assert slots.dtype == torch.int32
+    cache = torch.zeros(64)
+    cache[slots[slots >= 0]] = 1.0  # as a cache write that skips negative slots
+    assert cache.nonzero().flatten().tolist() == [16, 48]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("drafts", "sampled", "num_drafts", "words"),
+    [
+        (torch.zeros(2, 2), torch.zeros(2, 2), torch.tensor([1, 1]), r"drafts of shape \[2, 2\]"),
+        (torch.zeros(2), torch.zeros(2), torch.tensor([1, 1]), r"samples of \[2\]"),
+        (torch.zeros(2), torch.zeros(3, 2), torch.tensor([1, 1]), r"counts of \[2\]"),
+        (torch.zeros(2), torch.zeros(2, 2), torch.tensor([2, 1]), "2 drafts, and counts from 1 that sum to 3"),
+        (torch.zeros(2), torch.zeros(2, 2), torch.tensor([-1, 3]), "counts from -1"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(
+    mask_of: object, drafts: torch.Tensor, sampled: torch.Tensor, num_drafts: torch.Tensor, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        mask_of(drafts, sampled, num_drafts)

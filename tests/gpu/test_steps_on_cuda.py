@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from specplan.device.graphs import Grapher
 from specplan.engine import VerifyPass
 from specplan.measure import ProfilePlan, StoppingRule, profile_pair
 from specplan.measure.clock import time_step
-from specplan.measure.steps import StepFactory, capture
+from specplan.measure.steps import StepFactory
 from specplan.models import Decoder, DecoderConfig, KVCache, LoadedModel, RaggedBatch, cached_attention
 
 pytestmark = pytest.mark.gpu
@@ -68,7 +69,7 @@ def test_a_replay_reads_what_is_in_its_buffers_now(cuda: torch.device) -> None:
     buffer = torch.randint(CONFIG.vocab_size, (24,), device=cuda)
     for _ in range(3):
         verify.run(buffer)
-    replay = capture(lambda: verify.run(buffer)[1], torch.cuda.graph_pool_handle())
+    replay = Grapher().capture(lambda: verify.run(buffer)[1])
     for seed in range(3):
         torch.manual_seed(seed)
         buffer.copy_(torch.randint(CONFIG.vocab_size, (24,), device=cuda))

@@ -1,0 +1,256 @@
+"""Adaptive verification, a step at a time: what a serving engine calls between drafting and verifying."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specplan.device.admission import admit_drafts
+from specplan.device.compaction import HostCounts, compact_batch, host_counts
+from specplan.device.confidence import ConfidenceBuffer
+from specplan.device.upload import upload
+from specplan.errors import ConfigError, InfeasibleError
+from specplan.planning import Policy, choose_draft_budget
+from specplan.shapes import StepShape, profiled_shapes
+from specplan.simulation.prices import StepPrices, VerifyPrices
+
+if TYPE_CHECKING:
+    from specplan.files import CostTables
+
+__all__ = ["AdaptiveVerifier", "TrimmedBatch", "VerifyBatch"]
+
+logger = logging.getLogger(__name__)
+
+_FAILED = -1  # what rank 0 sends in place of a budget that it could not choose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VerifyBatch:
+    """The rows of one step as the scheduler hands them over, on the host.
+
+    A row in prefill brings its chunk and no drafts, and samples only where the chunk is its last.
+    """
+
+    slots: NDArray[np.integer[Any]]  # [num_reqs], where the request's confidences live; distinct
+    scheduled: NDArray[np.integer[Any]]  # [num_reqs], drafts offered, after grammar and scheduler cut them
+    num_non_draft_tokens: NDArray[np.integer[Any]]  # [num_reqs], 1 for a verifying row
+    is_sampling: NDArray[np.bool_]  # [num_reqs]
+    context_lens: NDArray[np.integer[Any]]  # [num_reqs], tokens in the cache before the step
+
+    def __post_init__(self) -> None:
+        arrays = (self.slots, self.scheduled, self.num_non_draft_tokens, self.is_sampling, self.context_lens)
+        if any(array.shape != (self.num_reqs,) for array in arrays):
+            raise ConfigError(
+                f"a batch of arrays of {', '.join(str(len(array)) for array in arrays)} rows",
+                "give every array one value per request",
+            )
+        wrong = np.flatnonzero(
+            (self.scheduled < 0) | (self.num_non_draft_tokens < 1) | ((self.scheduled > 0) & ~self.is_sampling)
+        )
+        if wrong.size:
+            row = wrong[0]
+            raise ConfigError(
+                f"row {row} offers {self.scheduled[row]} drafts after {self.num_non_draft_tokens[row]} other tokens"
+                f"{'' if self.is_sampling[row] else ' and does not sample'}",
+                "a row has one token or more besides its drafts, and drafts only where it samples",
+            )
+
+    @property
+    def num_reqs(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrimmedBatch:
+    """What the verify pass runs on, all on the device."""
+
+    admitted: Tensor  # [num_reqs] int32
+    cu_num_logits: Tensor  # [padded_reqs + 1] int32
+    query_start_loc: Tensor  # [padded_reqs + 1] int32
+
+
+class AdaptiveVerifier:
+    """Keeps confidences, chooses a budget from cost tables, and trims each step's batch to it.
+
+    A step of an engine calls, in this order: `add_request` for each that takes a slot, `choose_budget`, `compact` for
+    the host's counts, `reallocate` for the device's, and, once the drafter has run, `record_confidences`.
+
+    Without tables every offered draft is verified, up to `max_total_logits`, and a warning says so.
+
+    Under tensor parallel, pass the `group`: rank 0's budget and rank 0's admitted counts are everyone's, for ranks may
+    differ in the last bits of a confidence. Every rank makes every call.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        num_speculative_tokens: int,
+        device: torch.device,
+        tables: CostTables | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_total_logits: int | None = None,
+        num_bonus_tokens: int = 1,
+        lag: int = 1,
+        min_gain: float = 0.0,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`max_num_batched_tokens`: the most tokens of a step, which the tables must price; where not given, as many as
+        verifying requests alone can bring. `max_total_logits`: what the rejection sampler takes at once.
+
+        Raises CoverageError if the tables do not reach that far.
+        """
+        self.max_num_seqs = max_num_seqs
+        self.num_speculative_tokens = num_speculative_tokens
+        self.max_num_batched_tokens = max_num_batched_tokens or max_num_seqs * (1 + num_speculative_tokens)
+        self.max_total_logits = max_total_logits
+        self.num_bonus_tokens = num_bonus_tokens
+        self.min_gain = min_gain
+        self.group = group
+        self.device = device
+        self.confidence = ConfidenceBuffer(
+            num_slots=max_num_seqs, num_speculative_tokens=num_speculative_tokens, lag=lag, device=device
+        )
+        self._prices = None if tables is None else self._step_prices(tables)
+        if tables is None:
+            logger.warning(
+                "no cost tables: every offered draft is verified, up to K = %d a request", num_speculative_tokens
+            )
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether budgets follow cost tables; otherwise K is fixed."""
+        return self._prices is not None
+
+    def add_request(self, slot: int) -> None:
+        """A new request takes `slot`."""
+        self.confidence.add(slot)
+
+    def record_confidences(
+        self,
+        batch: VerifyBatch,  # the step that has just run
+        confidence: Tensor,  # [num_reqs, K] float on the device; rows that do not sample are passed over
+    ) -> None:
+        """What the drafter said of the drafts that the next step may verify. Ends the step, also an empty one."""
+        self.confidence.record(batch.slots, batch.is_sampling, confidence)
+
+    def choose_budget(self, batch: VerifyBatch) -> int:
+        """How many drafts to verify, B*, by the confidences of `lag` steps ago; rank 0's under tensor parallel.
+
+        B_max = min(sum(scheduled), max(0, max_total_logits - num_reqs * num_bonus_tokens)).
+        """
+        if self.group is None:
+            return self._own_budget(batch)
+        budget = torch.full((1,), _FAILED)
+        try:
+            if dist.get_rank(self.group) == 0:
+                budget[0] = self._own_budget(batch)
+        finally:  # also where rank 0 could not: the others are waiting
+            dist.broadcast(budget, group=self.group, group_src=0)
+        if int(budget) == _FAILED:
+            raise InfeasibleError("rank 0 could not choose a budget", "see what rank 0 reports")
+        return int(budget)
+
+    def compact(self, batch: VerifyBatch, draft_budget: int) -> HostCounts:
+        """The trimmed batch as the host may know it: its true total, and bounds row by row."""
+        return host_counts(batch.scheduled, batch.num_non_draft_tokens, batch.context_lens, draft_budget)
+
+    def reallocate(self, batch: VerifyBatch, draft_budget: int, *, padded_reqs: int | None = None) -> TrimmedBatch:
+        """Gives the budget to the best drafts by live confidence, on the device and without waiting for it."""
+        num_reqs = batch.num_reqs
+        padded_reqs = num_reqs if padded_reqs is None else padded_reqs
+        if padded_reqs < num_reqs:
+            raise ConfigError(f"{num_reqs} requests padded to {padded_reqs}", "pad to no fewer than there are")
+        # One upload for the three: slots, offers, other tokens.
+        host = np.stack([batch.slots, batch.scheduled, batch.num_non_draft_tokens]).astype(np.int32)
+        idx_mapping, scheduled, num_non_draft_tokens = upload(host, self.device)
+        out = torch.zeros(num_reqs + 2 * (padded_reqs + 1), dtype=torch.int32, device=self.device)
+        admitted, offsets = out[:num_reqs], out[num_reqs:].view(2, padded_reqs + 1)
+        if self._is_fused(padded_reqs) and num_reqs:
+            from specplan.device.admission_kernel import admit_and_compact
+
+            admit_and_compact(
+                self.confidence.live,
+                idx_mapping,
+                scheduled,
+                num_non_draft_tokens,
+                draft_budget,
+                out,
+                padded_reqs=padded_reqs,
+                num_bonus_tokens=self.num_bonus_tokens,
+            )
+        else:
+            admitted.copy_(admit_drafts(self.confidence.live, idx_mapping, scheduled, draft_budget))
+            compacted = compact_batch(
+                admitted, num_non_draft_tokens, padded_reqs=padded_reqs, num_bonus_tokens=self.num_bonus_tokens
+            )
+            offsets.copy_(torch.stack(compacted))
+        if self.group is not None:
+            dist.broadcast(out, group=self.group, group_src=0)  # counts and offsets, which must agree with each other
+        return TrimmedBatch(admitted=admitted, cu_num_logits=offsets[0], query_start_loc=offsets[1])
+
+    def profiled_shapes(self, capture_sizes: Sequence[int], *, context_len: int = 2048) -> list[StepShape]:
+        """The verify steps that a profile must hold for no step of this verifier to rest on extrapolation.
+
+        `specplan profile` measures the same, and drafts at every number of requests in them.
+        """
+        return profiled_shapes(
+            max_num_seqs=self.max_num_seqs,
+            num_speculative_tokens=self.num_speculative_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            capture_sizes=capture_sizes,
+            context_len=context_len,
+        )
+
+    def _own_budget(self, batch: VerifyBatch) -> int:
+        offered = int(batch.scheduled.sum())
+        longest = int(batch.scheduled.max(initial=0))
+        num_tokens = int(batch.num_non_draft_tokens.sum())
+        if batch.num_reqs > self.max_num_seqs or longest > self.num_speculative_tokens:
+            raise ConfigError(
+                f"a step of {batch.num_reqs} requests with up to {longest} drafts, configured for {self.max_num_seqs} "
+                f"and K = {self.num_speculative_tokens}",
+                "configure the verifier for the largest step",
+            )
+        most = offered
+        if self.max_total_logits is not None:
+            most = min(most, max(0, self.max_total_logits - batch.num_reqs * self.num_bonus_tokens))
+        if most == 0 or self._prices is None:
+            return most
+        context_len = int(batch.context_lens.sum()) / batch.num_reqs
+        return choose_draft_budget(
+            self.confidence.lagged(batch.slots),
+            batch.scheduled,
+            num_sampling=int(batch.is_sampling.sum()),
+            num_non_draft_tokens=num_tokens,
+            draft_ms=float(self._prices.draft_ms[self.num_speculative_tokens, batch.num_reqs]),
+            verify_ms=self._prices.verify.row(batch.num_reqs, context_len),
+            max_draft_budget=most,
+            overhead_ms=self._prices.overhead_ms,
+            min_gain=self.min_gain,
+        ).draft_budget
+
+    def _step_prices(self, tables: CostTables) -> StepPrices:
+        verify = VerifyPrices.from_tables(
+            tables, max_num_reqs=self.max_num_seqs, max_num_tokens=self.max_num_batched_tokens
+        )
+        return StepPrices.from_tables(
+            verify, tables, policy=Policy(kind="adaptive"), num_speculative_tokens=self.num_speculative_tokens
+        )
+
+    def _is_fused(self, padded_reqs: int) -> bool:
+        """One launch on CUDA, up to what one program holds; the kernels that it replaces elsewhere."""
+        if self.device.type != "cuda":
+            return False
+        from specplan.device.admission_kernel import MAX_SLOTS, padded_shape
+
+        rows, positions = padded_shape(padded_reqs, self.num_speculative_tokens)
+        return rows * positions <= MAX_SLOTS
