@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint benchmarks clean
+.PHONY: demo test lint benchmarks gpu-check clean
 
 demo: $(INSTALLED)
 	@docs/demo.sh $(BIN)
@@ -20,6 +20,10 @@ lint: $(INSTALLED)
 
 benchmarks: $(INSTALLED)
 	$(BIN)/python -m pytest -q tests/benchmarks --benchmarks
+
+# On a machine with a GPU: runs on the python3 it finds, installs nothing, ends within eight minutes.
+gpu-check:
+	$(PYTHON) tests/gpu/check.py --out $(or $(OUT),$(error name a folder for the results: make gpu-check OUT=folder))
 
 clean:
 	rm -rf $(VENV) demo build dist

@@ -11,15 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+
+try:
+    from hypothesis import settings
+except ImportError:  # tests/gpu do without, for machines to which little can be brought
+    pass
+else:
+    # No test asserts a time, and an example that a busy machine is slow to run is no failure.
+    settings.register_profile("specplan", deadline=None)
+    settings.load_profile("specplan")
 
 # Triton decides when a kernel is defined whether it will be interpreted: before anything imports one.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-
-# No test asserts a time, and an example that a busy machine is slow to run is no failure.
-settings.register_profile("specplan", deadline=None)
-settings.load_profile("specplan")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -10,10 +10,10 @@ from specplan.files import ModelInfo, Profile
 from specplan.measure.environment import describe_environment
 from specplan.measure.grid import ProfilePlan
 from specplan.measure.steps import StepFactory
-from specplan.measure.sweep import StoppingRule, SweepProgress, sweep
+from specplan.measure.sweep import StoppingRule, SweepProgress, SweepResult, sweep
 from specplan.models import LoadedModel
 
-__all__ = ["profile_pair"]
+__all__ = ["assemble_profile", "profile_pair"]
 
 
 def profile_pair(
@@ -28,7 +28,14 @@ def profile_pair(
     """Measures the pair on the device it was loaded to. Raises ConfigError if the plan does not fit the models."""
     factory = StepFactory(target.decoder, draft.decoder, plan, seed=seed)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    result = sweep(factory, plan, rule, seed=seed, on_progress=on_progress)
+    result = sweep(factory, plan.points(), rule, seed=seed, on_progress=on_progress)
+    return assemble_profile(target, draft, plan, result, created=created)
+
+
+def assemble_profile(
+    target: LoadedModel, draft: LoadedModel, plan: ProfilePlan, result: SweepResult, *, created: str
+) -> Profile:
+    """What was measured under the limits of `plan`, with what must be known to read it."""
     weight = target.decoder.model.embed_tokens.weight
     return Profile(
         specplan_version=__version__,

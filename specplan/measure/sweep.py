@@ -1,4 +1,4 @@
-"""The sweep: every point of a plan, visited in random order, again and again until it is known well enough.
+"""The sweep: every point it is given, visited in random order, again and again until it is known well enough.
 
 One visit times a short burst. Points are interleaved rather than finished one by one, so that a machine that drifts
 drifts under all of them alike, and so that a sweep cut short knows something of every point.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +19,7 @@ from specplan.costs.uncertainty import median_half_widths
 from specplan.errors import MeasurementError
 from specplan.files import Failure, Sample
 from specplan.measure.clock import StepTime, time_step
-from specplan.measure.grid import MeasuredPoint, ProfilePlan
+from specplan.measure.grid import MeasuredPoint
 from specplan.measure.steps import ReadyStep, StepFactory
 
 __all__ = ["StoppingRule", "SweepProgress", "SweepResult", "sweep"]
@@ -59,7 +59,7 @@ class SweepProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """Samples and failures in the plan's order. `complete` is False if a point has no sample, or the user stopped."""
+    """Samples and failures in the points' order. `complete` is False if a point has no sample, or the user stopped."""
 
     samples: list[Sample]
     failures: list[Failure]
@@ -85,17 +85,17 @@ class Series:
 @torch.inference_mode()
 def sweep(
     factory: StepFactory,
-    plan: ProfilePlan,
+    points: Sequence[MeasuredPoint],
     rule: StoppingRule,
     *,
     seed: int = 0,
     on_progress: Callable[[SweepProgress], None] = lambda progress: None,
 ) -> SweepResult:
-    """Measures every point of the plan; one that cannot run is set down as a failure. Ctrl-C keeps what is done.
+    """Measures every point; one that cannot run is set down as a failure. Ctrl-C keeps what is done.
 
     Raises MeasurementError if nothing was measured, and KeyboardInterrupt if the user stopped it before anything was.
     """
-    all_series = [Series(point) for point in plan.points()]
+    all_series = [Series(point) for point in points]
     start_s = time.monotonic()
 
     def tell(point: MeasuredPoint, rounds: int) -> None:

@@ -67,14 +67,16 @@ def test_a_time_budget_ends_the_sweep_with_what_it_has() -> None:
     plan = small_plan()
     factory = StepFactory(small_model("big").decoder, small_model("little").decoder, plan)
     rule = StoppingRule(half_width=0.0, min_busy_s=1e9, max_busy_s=1e9, time_budget_s=1.0)
-    result = sweep(factory, plan, rule)
+    result = sweep(factory, plan.points(), rule)
     assert {sample.stop_reason for sample in result.samples} == {"time-budget"}
 
 
 def test_a_point_that_never_settles_is_capped() -> None:
     plan = small_plan(max_num_seqs=1)
     factory = StepFactory(small_model("big").decoder, small_model("little").decoder, plan)
-    result = sweep(factory, plan, StoppingRule(min_repetitions=5, min_busy_s=0.0, half_width=0.0, max_busy_s=0.0))
+    result = sweep(
+        factory, plan.points(), StoppingRule(min_repetitions=5, min_busy_s=0.0, half_width=0.0, max_busy_s=0.0)
+    )
     assert {sample.stop_reason for sample in result.samples} == {"cap"}
 
 
@@ -89,7 +91,7 @@ def test_ctrl_c_keeps_what_is_done() -> None:
         if visits == 10:
             raise KeyboardInterrupt
 
-    result = sweep(factory, plan, NEVER, on_progress=interrupt)
+    result = sweep(factory, plan.points(), NEVER, on_progress=interrupt)
     assert not result.complete
     assert len(result.samples) == 10
     assert {sample.stop_reason for sample in result.samples} == {"interrupted"}
@@ -99,7 +101,7 @@ def test_a_sweep_without_a_single_point_is_an_error() -> None:
     plan = small_plan()
     factory = StepFactory(small_model("big").decoder, small_model("little").decoder, plan)
     with pytest.raises(MeasurementError, match="before its first point"):
-        sweep(factory, plan, StoppingRule(time_budget_s=1e-9))
+        sweep(factory, plan.points(), StoppingRule(time_budget_s=1e-9))
 
 
 def test_a_static_step_runs_padded_to_its_capture_size() -> None:
