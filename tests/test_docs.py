@@ -93,3 +93,10 @@ def test_nothing_tracked_names_a_machine() -> None:
             assert str(ROOT) not in text, name
             if len(home) > 1:
                 assert f"{home}/" not in text, name
+
+
+def test_the_serving_example_runs() -> None:
+    """What an engine's author would copy first."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serving.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) == 1
+    exec(compile(blocks[0], "docs/serving.md", "exec"), {})

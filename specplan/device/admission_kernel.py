@@ -131,6 +131,7 @@ def admit_and_compact(
         ROWS=rows,
         POSITIONS=positions,
         num_warps=num_warps(rows * positions),
+        enable_fp_fusion=False,  # products must round as they do elsewhere
     )
 
 

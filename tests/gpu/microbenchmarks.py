@@ -218,7 +218,8 @@ def goal(timings: list[dict[str, Any]]) -> str:
     met = fused < GOAL_US and compiled >= GOAL_RATIO * fused
     return (
         f"goal {'met' if met else 'missed'}: fused admission at 256 x 7 takes {fused:.1f} us (goal: under "
-        f"{GOAL_US:.0f}), the compiled kernels {compiled:.1f} us, {compiled / fused:.1f} times as long (goal: {GOAL_RATIO:.0f})"
+        f"{GOAL_US:.0f}), the compiled kernels {compiled:.1f} us, {compiled / fused:.1f} times as long (goal: "
+        f"{GOAL_RATIO:.0f})"
     )
 
 
