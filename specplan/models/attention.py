@@ -9,7 +9,7 @@ are written to the cache's scratch row and attend to nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from specplan.errors import ConfigError, MeasurementError
 from specplan.models.cache import KVCache
 
-__all__ = ["Attention", "DenseAttention", "PaddedAttention", "RaggedBatch", "VarlenAttention", "cached_attention"]
+__all__ = ["Attention", "DenseAttention", "PaddedAttention", "RaggedBatch", "cached_attention"]
 
 
 class Attention(Protocol):
@@ -138,75 +138,18 @@ class PaddedAttention:
         return out
 
 
-class VarlenAttention:
-    """Cached attention for CUDA: flash attention over ragged queries, lengths read from device memory.
-
-    The kernel reads starts and used lengths when it runs, so a captured step costs what its real context costs, not
-    what the cache's size would. Padding tokens are kept from it.
-
-    PyTorch's flash attention splits a long context over thread blocks only where each request has one query and
-    no window is named: one-token queries are asked for that way. Passes of 1 + k queries over few requests are not
-    split, and cost more than an engine with such a kernel pays.
-    """
-
-    def __init__(self, batch: RaggedBatch, cache: KVCache) -> None:
-        self.batch = batch
-        self.cache = cache
-        device = cache.keys.device
-        lens = torch.tensor(batch.query_lens, dtype=torch.int32)
-        contexts = torch.tensor(batch.context_lens, dtype=torch.int32)
-        self.query_starts = F.pad(lens.cumsum(0, dtype=torch.int32), (1, 0)).to(device)  # [num_reqs + 1]
-        self.used_lens = (contexts + lens).to(device)  # [num_reqs]
-        self.longest_query = max(batch.query_lens)
-        # Causal, aligned to the end of the keys; one query sees all of them anyway.
-        self.window = (-1, -1) if self.longest_query == 1 else (-1, 0)
-        # Row r of the cache starts at r * max_len; how much of it is in use, `used_lens` says.
-        rows = torch.arange(len(batch.query_lens) + 1, dtype=torch.int32, device=device) + batch.first_row
-        self.key_starts = rows * cache.max_len  # [num_reqs + 1]
-        self.varlen_attn = find_varlen_attn()
-        if cache.keys.shape[-1] % 8:
-            raise ConfigError(
-                f"a head of {cache.keys.shape[-1]} elements, and flash attention takes multiples of 8",
-                "measure with --device cpu, or another model",
-            )
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.cache.write(layer, self.batch.kv_index, key, value)
-        flat_keys, flat_values = self.cache.flat(layer)
-        out = torch.zeros_like(query)
-        num_tokens = self.batch.num_tokens
-        out[:num_tokens] = self.varlen_attn(
-            query[:num_tokens],
-            flat_keys,
-            flat_values,
-            self.query_starts,
-            self.key_starts,
-            self.longest_query,
-            self.cache.max_len,
-            window_size=self.window,
-            enable_gqa=query.shape[1] != key.shape[1],
-            seqused_k=self.used_lens,
-        )
-        return out
-
-
 def cached_attention(batch: RaggedBatch, cache: KVCache) -> Attention:
-    """The cached attention of the cache's device."""
-    return VarlenAttention(batch, cache) if cache.keys.is_cuda else PaddedAttention(batch, cache)
+    """The cached attention of the cache's device. Raises MeasurementError where CUDA's cannot be compiled."""
+    return cuda_attention(batch, cache) if cache.keys.is_cuda else PaddedAttention(batch, cache)
 
 
-def find_varlen_attn() -> Any:
-    """PyTorch's variable-length attention, if this one knows how much of a cache row is in use."""
-    import importlib
-    import inspect
-
+def cuda_attention(batch: RaggedBatch, cache: KVCache) -> Attention:
+    """Our own kernel's; imported here, because a CPU's user has no Triton."""
     try:
-        varlen_attn = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    except ImportError:
-        varlen_attn = None
-    if varlen_attn is None or "seqused_k" not in inspect.signature(varlen_attn).parameters:
+        from specplan.models.attention_kernel import SplitAttention
+    except ImportError as error:
         raise MeasurementError(
-            f"torch {torch.__version__} has no variable-length attention over a partly filled KV cache",
-            "install a newer torch (2.13 is known to have it), or measure with --device cpu",
-        )
-    return varlen_attn
+            f"the attention of CUDA passes is a Triton kernel, and Triton cannot be imported: {error}",
+            "pip install 'triton>=3.5' (CUDA builds of torch for Linux bring theirs), or measure with --device cpu",
+        ) from error
+    return SplitAttention(batch, cache)

@@ -6,6 +6,7 @@ import gc
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from specplan.measure import ProfilePlan, StoppingRule, profile_pair
 from specplan.measure.clock import time_step
 from specplan.measure.steps import StepFactory
 from specplan.models import Decoder, DecoderConfig, KVCache, LoadedModel, RaggedBatch, cached_attention
+from specplan.models.attention import PaddedAttention
 
 pytestmark = pytest.mark.gpu
 
@@ -52,11 +54,45 @@ def run_ragged(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def test_variable_length_attention_says_what_the_padded_one_says(cuda: torch.device) -> None:
+def test_the_kernel_says_what_the_cpus_attention_says(cuda: torch.device) -> None:
     expected = run_ragged(torch.device("cpu"), torch.float32)
     got = run_ragged(cuda, torch.bfloat16)
     # bfloat16 keeps 8 bits: a few percent of the logits' spread, over two layers.
     torch.testing.assert_close(got, expected, atol=0.05 * float(expected.std()) + 0.02, rtol=0.05)
+    torch.testing.assert_close(run_ragged(cuda, torch.float32), expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("head_size", [64, 128])
+@pytest.mark.parametrize(
+    "query_lens", [[1, 1, 1, 1], [4, 1, 2, 3], [8, 3, 1, 5], [9, 9, 2, 1], [300, 1, 40, 8]], ids=str
+)
+@pytest.mark.parametrize("num_slices", [None, 1])
+@torch.inference_mode()
+def test_the_kernel_at_the_shapes_of_served_models(
+    cuda: torch.device, head_size: int, query_lens: list[int], num_slices: int | None
+) -> None:
+    """Four heads to each of eight KV heads: every block of rows that such a model's steps compile."""
+    from specplan.models.attention_kernel import SplitAttention
+
+    shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": head_size, "hidden_size": 32 * head_size}
+    config = msgspec.structs.replace(CONFIG, **shape, num_hidden_layers=1)
+    context_lens, num_tokens = [1700, 0, 900, 63], sum(query_lens)
+    caches = [
+        KVCache(config, num_rows=4, max_len=2080, device=device, dtype=dtype)
+        for device, dtype in ((torch.device("cpu"), torch.float32), (cuda, torch.bfloat16))
+    ]
+    torch.manual_seed(0)
+    # Both sides get the numbers that bfloat16 can hold.
+    for expected, got in ((caches[0].keys, caches[1].keys), (caches[0].values, caches[1].values)):
+        expected.normal_()
+        got.copy_(expected)
+        expected.copy_(got)
+    query, key, value = (torch.randn(num_tokens, n, head_size).bfloat16() for n in (32, 8, 8))
+    on_cpu, on_cuda = (RaggedBatch(query_lens, context_lens, cache=cache) for cache in caches)
+    expected = PaddedAttention(on_cpu, caches[0]).attend(0, query.float(), key.float(), value.float())
+    split = SplitAttention(on_cuda, caches[1], num_slices=num_slices)
+    got = split.attend(0, query.to(cuda), key.to(cuda), value.to(cuda))
+    torch.testing.assert_close(got.float().cpu(), expected, atol=0.02, rtol=0.02)
 
 
 @torch.inference_mode()
@@ -75,6 +111,43 @@ def test_a_replay_reads_what_is_in_its_buffers_now(cuda: torch.device) -> None:
         buffer.copy_(torch.randint(CONFIG.vocab_size, (24,), device=cuda))
         replayed = replay().clone()
         assert torch.equal(replayed, verify.run(buffer)[1])
+
+
+@pytest.mark.parametrize("num_slices", [None, 1])
+@torch.inference_mode()
+def test_a_captured_pass_follows_lengths_rewritten_in_place(cuda: torch.device, num_slices: int | None) -> None:
+    from specplan.models.attention_kernel import SplitAttention
+
+    decoder = make_decoder(cuda, torch.bfloat16)
+    cache = KVCache(CONFIG, num_rows=4, max_len=512, device=cuda, dtype=torch.bfloat16)
+    cache.keys.normal_()
+    cache.values.normal_()
+    ids = torch.randint(CONFIG.vocab_size, (20,), device=cuda)
+
+    def make(query_lens: list[int], context_lens: list[int]) -> SplitAttention:
+        batch = RaggedBatch(query_lens, context_lens, cache=cache, padded_tokens=20)
+        return SplitAttention(batch, cache, num_slices=num_slices)
+
+    def run(attention: SplitAttention) -> torch.Tensor:
+        return decoder(ids, attention.batch.positions, attention)
+
+    held = make([8, 3, 1, 4], [50, 7, 100, 9])
+    assert (held.num_slices > 1) == (num_slices is None)
+    run(held)
+    replay = Grapher().capture(lambda: run(held))
+    before = replay().clone()
+    # Lengths as long as those that were captured, and shorter ones over longer contexts.
+    for query_lens, context_lens in (([1, 4, 8, 3], [450, 0, 31, 64]), ([1, 1, 1, 1], [511, 0, 127, 128])):
+        other = make(query_lens, context_lens)
+        held.query_starts.copy_(other.query_starts)
+        held.used_lens.copy_(other.used_lens)
+        held.batch.positions.copy_(other.batch.positions)
+        held.batch.kv_index.copy_(other.batch.kv_index)
+        replayed = replay().clone()
+        num_tokens = sum(query_lens)
+        # Blocks follow the longest query of the pass that was captured: sums may be taken in another order.
+        torch.testing.assert_close(replayed[:num_tokens], run(other)[:num_tokens], atol=0.03, rtol=0.03)
+        assert not torch.allclose(replayed[:num_tokens], before[:num_tokens], atol=0.03, rtol=0.03)
 
 
 @torch.inference_mode()

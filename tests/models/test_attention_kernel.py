@@ -1,0 +1,394 @@
+"""The CUDA kernel: it says what the CPU's attention and a plain softmax say, and compiles for GPUs that are not here.
+
+Without a CUDA device it runs in Triton's interpreter, one program after the other on a CPU.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specplan.errors import ConfigError, MeasurementError
+from specplan.models import Decoder, DecoderConfig, KVCache, RaggedBatch
+from specplan.models.attention import PaddedAttention, cuda_attention
+
+triton = pytest.importorskip("triton")
+kernel = pytest.importorskip("specplan.models.attention_kernel")
+
+CPU = torch.device("cpu")
+DEVICE = torch.device("cuda") if torch.cuda.is_available() else CPU
+LAYER = 1
+
+
+def make_config(num_heads: int, kv_heads: int, head_size: int) -> DecoderConfig:
+    return DecoderConfig(
+        model_type="llama",
+        vocab_size=31,
+        hidden_size=num_heads * head_size,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=num_heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_size,
+        max_position_embeddings=64,
+    )
+
+
+def random_cache(config: DecoderConfig, num_rows: int, max_len: int, dtype: torch.dtype) -> KVCache:
+    cache = KVCache(config, num_rows=num_rows, max_len=max_len, device=CPU, dtype=dtype)
+    generator = torch.Generator().manual_seed(1)
+    cache.keys.normal_(generator=generator)
+    cache.values.normal_(generator=generator)
+    return cache
+
+
+def on_device(cache: KVCache) -> KVCache:
+    """A copy where the kernel runs."""
+    copy = KVCache(cache.config, num_rows=cache.num_rows, max_len=cache.max_len, device=DEVICE, dtype=cache.keys.dtype)
+    copy.keys.copy_(cache.keys)
+    copy.values.copy_(cache.values)
+    return copy
+
+
+def random_tokens(
+    config: DecoderConfig, num_tokens: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:  # query, key, value
+    generator = torch.Generator().manual_seed(2)
+    kinds = (config.num_attention_heads, config.kv_heads, config.kv_heads)
+    query, key, value = (torch.randn(num_tokens, n, config.head_size, generator=generator).to(dtype) for n in kinds)
+    return query, key, value
+
+
+def plain_attention(query: Tensor, cache: KVCache, batch: RaggedBatch) -> Tensor:  # [num_tokens, heads, head_size]
+    """Token by token and head by head, in float64, over a cache that holds the pass's own keys and values."""
+    group = cache.config.num_attention_heads // cache.config.kv_heads
+    keys, values = cache.keys[LAYER].double(), cache.values[LAYER].double()
+    tokens = []
+    for request, (length, context) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
+        row = batch.first_row + request
+        for seen in range(context + 1, context + length + 1):
+            one = query[len(tokens)].double()
+            heads = []
+            for head in range(one.shape[0]):
+                scores = keys[row, :seen, head // group] @ one[head] / cache.config.head_size**0.5
+                heads.append(scores.softmax(0) @ values[row, :seen, head // group])
+            tokens.append(torch.stack(heads))
+    tokens += [torch.zeros_like(tokens[0])] * (batch.padded_tokens - batch.num_tokens)
+    return torch.stack(tokens).float()
+
+
+def check(
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    *,
+    heads: tuple[int, int, int] = (4, 2, 16),  # attention heads, KV heads, head size
+    num_slices: int = 1,
+    padding: int = 0,
+    first_row: int = 0,
+    max_len: int = 256,
+    dtype: torch.dtype = torch.float32,
+    atol: float = 1e-5,
+) -> None:
+    config = make_config(*heads)
+    cache = random_cache(config, first_row + len(query_lens) + 1, max_len, dtype)
+    copy = on_device(cache)
+    num_tokens = sum(query_lens) + padding
+    query, key, value = random_tokens(config, num_tokens, dtype)
+
+    batch = RaggedBatch(query_lens, context_lens, cache=cache, padded_tokens=num_tokens, first_row=first_row)
+    padded = PaddedAttention(batch, cache).attend(LAYER, query, key, value)
+    moved = RaggedBatch(query_lens, context_lens, cache=copy, padded_tokens=num_tokens, first_row=first_row)
+    split = kernel.SplitAttention(moved, copy, num_slices=num_slices)
+    got = split.attend(LAYER, query.to(DEVICE), key.to(DEVICE), value.to(DEVICE)).cpu()
+
+    assert torch.equal(copy.keys.cpu(), cache.keys)
+    assert torch.equal(copy.values.cpu(), cache.values)
+    torch.testing.assert_close(got.float(), padded.float(), atol=atol, rtol=0)
+    torch.testing.assert_close(got.float(), plain_attention(query, cache, batch), atol=atol, rtol=0)
+    assert (got[sum(query_lens) :] == 0).all()
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize(
+    ("query_lens", "context_lens"),
+    [
+        ([1], [0]),
+        ([1, 1, 1], [70, 0, 31]),
+        ([8, 3, 1, 5], [100, 0, 33, 7]),
+        ([4, 4], [60, 61]),  # ends on a block of keys, and one past it
+        ([70, 2, 1], [0, 130, 5]),  # several blocks of rows beside requests of one
+        ([0, 3, 0], [9, 9, 0]),  # a request that brings nothing
+    ],
+)
+def test_ragged_batches(query_lens: list[int], context_lens: list[int], num_slices: int) -> None:
+    check(query_lens, context_lens, num_slices=num_slices)
+
+
+@pytest.mark.parametrize(
+    "heads", [(3, 1, 16), (3, 3, 20), (4, 1, 64), (6, 2, 24), (8, 2, 80), (2, 2, 128), (2, 1, 256), (40, 1, 16)]
+)
+@pytest.mark.parametrize("num_slices", [1, 2])
+def test_groups_and_head_sizes(heads: tuple[int, int, int], num_slices: int) -> None:
+    check([3, 1, 4], [40, 0, 5], heads=heads, num_slices=num_slices, padding=2, first_row=1, max_len=64)
+
+
+def test_more_slices_than_blocks_of_keys() -> None:
+    check([3, 1], [200, 2], num_slices=9, padding=5)
+
+
+def test_long_queries_in_several_blocks_and_slices() -> None:
+    """Slices that end where early rows of a block see nothing of them, and blocks that need no mask."""
+    check([150, 40], [50, 90], heads=(2, 2, 16), num_slices=4)
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+def test_half_precision(num_slices: int) -> None:
+    # Weights and the result are rounded to 11 bits.
+    check([30, 8, 1], [0, 150, 7], num_slices=num_slices, padding=1, dtype=torch.float16, atol=4e-3)
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+def test_bfloat16(num_slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == CPU:
+        multiply_bfloat16_in_the_interpreter(monkeypatch)
+    # The same in 8 bits.
+    check([30, 8, 1], [0, 150, 7], num_slices=num_slices, padding=1, dtype=torch.bfloat16, atol=3e-2)
+
+
+def multiply_bfloat16_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps bfloat16 as the integers of its bits, and forgets that when it multiplies matrices."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    language = triton.language
+    multiply = InterpreterBuilder.create_dot
+
+    def widen(operand: TensorHandle) -> TensorHandle:
+        if operand.dtype.scalar != language.bfloat16:
+            return operand
+        return TensorHandle((operand.data.astype(np.uint32) << 16).view(np.float32), language.float32)
+
+    def create_dot(builder: object, a: TensorHandle, b: TensorHandle, *others: object) -> TensorHandle:
+        return multiply(builder, widen(a), widen(b), *others)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=4),
+    heads=st.sampled_from([(1, 1, 16), (3, 1, 8), (4, 2, 16), (4, 1, 24)]),
+    num_slices=st.integers(1, 5),
+    padding=st.integers(0, 3),
+    first_row=st.integers(0, 2),
+)
+def test_any_batch(
+    requests: list[tuple[int, int]], heads: tuple[int, int, int], num_slices: int, padding: int, first_row: int
+) -> None:
+    query_lens, context_lens = zip(*requests, strict=True)
+    check(
+        query_lens,
+        context_lens,
+        heads=heads,
+        num_slices=num_slices,
+        padding=padding,
+        first_row=first_row,
+        max_len=100,
+    )
+
+
+@pytest.mark.parametrize("num_slices", [1, 4])
+def test_what_is_past_the_used_length_is_not_read(num_slices: int) -> None:
+    cache = on_device(random_cache(make_config(4, 2, 16), 2, 128, torch.float32))
+    cache.keys[:, 0, 14:] = cache.values[:, 0, 14:] = torch.nan
+    cache.keys[:, 1, 9:] = cache.values[:, 1, 9:] = torch.nan
+    batch = RaggedBatch([4, 1], [10, 8], cache=cache)
+    query, key, value = (x.to(DEVICE) for x in random_tokens(cache.config, 5, torch.float32))
+    assert kernel.SplitAttention(batch, cache, num_slices=num_slices).attend(LAYER, query, key, value).isfinite().all()
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+def test_lengths_rewritten_in_place_count(num_slices: int) -> None:
+    """What a captured graph relies on: nothing that depends on lengths was decided on the host."""
+    config = make_config(4, 2, 16)
+    cache = on_device(random_cache(config, 3, 128, torch.float32))
+    query, key, value = (x.to(DEVICE) for x in random_tokens(config, 12, torch.float32))
+
+    def make(query_lens: list[int], context_lens: list[int]) -> kernel.SplitAttention:
+        batch = RaggedBatch(query_lens, context_lens, cache=cache, padded_tokens=12)
+        return kernel.SplitAttention(batch, cache, num_slices=num_slices)
+
+    held = make([2, 8, 1], [5, 0, 100])
+    before = held.attend(LAYER, query, key, value)
+    for query_lens, context_lens in (([8, 1, 2], [100, 30, 0]), ([1, 1, 1], [0, 127, 64]), ([4, 0, 8], [3, 9, 40])):
+        other = make(query_lens, context_lens)
+        held.query_starts.copy_(other.query_starts)
+        held.used_lens.copy_(other.used_lens)
+        held.batch.kv_index.copy_(other.batch.kv_index)
+        after = held.attend(LAYER, query, key, value)
+        assert torch.equal(after, other.attend(LAYER, query, key, value))
+        assert not torch.equal(after, before)
+        assert (after[sum(query_lens) :] == 0).all()
+
+
+def test_one_object_serves_all_layers() -> None:
+    torch.manual_seed(0)
+    decoder = Decoder(make_config(4, 2, 16)).requires_grad_(False).eval()
+    cache = random_cache(decoder.config, 2, 64, torch.float32)
+    copy = on_device(cache)
+    ids = torch.arange(7)
+    batch = RaggedBatch([5, 1], [12, 30], cache=cache, padded_tokens=7)
+    expected = decoder(ids, batch.positions, PaddedAttention(batch, cache))[:6]
+    moved = RaggedBatch([5, 1], [12, 30], cache=copy, padded_tokens=7)
+    split = kernel.SplitAttention(moved, copy, num_slices=2)
+    got = decoder.to(DEVICE)(ids.to(DEVICE), moved.positions, split)[:6].cpu()
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+def test_a_layer_may_pass_two_to_the_31_elements() -> None:
+    """Its memory is asked for and hardly touched."""
+    config = make_config(8, 8, 128)
+    small = random_cache(config, 1, 1024, torch.float16)
+    large = KVCache.__new__(KVCache)
+    large.config, large.num_rows, large.max_len = config, 2048 + 1, 1024
+    try:
+        large.keys, large.values = (
+            torch.empty((2, 2048 + 2, 1024, 8, 128), dtype=torch.float16, device=DEVICE) for _ in range(2)
+        )
+    except RuntimeError:
+        pytest.skip("no address space for 17 GB")
+    large.keys[LAYER, 2048, :90], large.values[LAYER, 2048, :90] = (
+        small.keys[LAYER, 0, :90],
+        small.values[LAYER, 0, :90],
+    )
+    query, key, value = random_tokens(config, 2, torch.float16)
+    results = []
+    for cache, first_row in ((on_device(small), 0), (large, 2048)):
+        batch = RaggedBatch([2], [80], cache=cache, first_row=first_row)
+        split = kernel.SplitAttention(batch, cache, num_slices=2)
+        results.append(split.attend(LAYER, query.to(DEVICE), key.to(DEVICE), value.to(DEVICE)))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("num_programs", "max_len", "expected"),
+    [
+        (256 * 8, 2080, 1),  # the device is full
+        (256, 2080, 1),
+        (32, 2080, 8),
+        (8, 2080, 16),  # not more slices than the keys are worth
+        (8, 131072, 33),
+        (1, 100, 1),
+    ],
+)
+def test_slices_fill_the_device_once(num_programs: int, max_len: int, expected: int) -> None:
+    assert kernel.choose_num_slices(num_programs, max_len=max_len, at_once=264) == expected
+
+
+@pytest.mark.parametrize("hopper", [True, False])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+def test_blocks_are_what_tensor_cores_take(element_bytes: int, hopper: bool) -> None:
+    for head_size in range(8, 257, 8):
+        for num_rows in (1, 4, 16, 17, 32, 36, 71, 4000):
+            blocks = kernel.choose_blocks(num_rows, head_size, element_bytes, hopper=hopper)
+            assert blocks.rows in {16, 32, 64, 128}
+            assert blocks.keys in {16, 32, 64}
+            padded_head = triton.next_power_of_2(head_size)
+            assert 2 * blocks.keys * padded_head * element_bytes <= kernel.STAGE_BYTES
+            assert blocks.rows * padded_head <= 64 * 32 * blocks.num_warps  # sums in registers
+
+
+def test_a_head_that_no_block_holds_is_refused() -> None:
+    cache = random_cache(make_config(1, 1, 264), 1, 16, torch.float32)
+    with pytest.raises(ConfigError, match="a head of 264 elements"):
+        kernel.SplitAttention(RaggedBatch([1], [0], cache=cache), cache)
+
+
+def test_without_triton_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = random_cache(make_config(1, 1, 16), 1, 16, torch.float32)
+    batch = RaggedBatch([1], [0], cache=cache)
+    monkeypatch.delitem(sys.modules, "specplan.models.attention_kernel")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(MeasurementError, match="Triton cannot be imported") as caught:
+        cuda_attention(batch, cache)
+    assert "--device cpu" in caught.value.hint
+
+
+POINTERS = {"partials": "*fp32", "maxima": "*fp32", "sums": "*fp32", "query_starts": "*i32"}
+SIZES = {"first_row": "i32", "max_len": "i32", "num_tokens": "i32", "scale": "fp32"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_size", "queries", "one_slice"),
+    [(90, 128, 8, True), (90, 128, 9, False), (90, 64, 8, True), (80, 128, 9, True)],
+)
+def test_it_compiles_without_spills(
+    capability: int,
+    head_size: int,
+    queries: int,
+    one_slice: bool,
+    compile_ahead: Callable[..., dict[str, object]],
+    tmp_path: Path,
+) -> None:
+    """As Llama-3's 8B and 1B verify 7 and 8 drafts: 4 heads to each of 8 KV heads."""
+    blocks = kernel.choose_blocks(queries * 4, head_size, 2, hopper=capability == 90)
+    compiled = compile_ahead(
+        "specplan.models.attention_kernel",
+        "attend_slice",
+        signature=POINTERS | SIZES | {"used_lens": "*i32"} | dict.fromkeys(("out", "query", "keys", "values"), "*bf16"),
+        constants={
+            "HEAD_SIZE": head_size,
+            "PADDED_HEAD": head_size,
+            "GROUP": 4,
+            "KV_HEADS": 8,
+            "BLOCK_ROWS": blocks.rows,
+            "BLOCK_KEYS": blocks.keys,
+            "NUM_STAGES": kernel.NUM_STAGES,
+            "ONE_SLICE": one_slice,
+            "ONE_BLOCK": True,
+        },
+        capability=capability,
+        num_warps=blocks.num_warps,
+    )
+    ptx = str(compiled["ptx"])
+    assert "cp.async.cg" in ptx  # keys come 16 bytes at a time, ahead of their use
+    assert spilled_bytes(ptx, capability, tmp_path) == 0
+    # Two programs share a multiprocessor of Hopper's (227 KiB, and 1 KiB is kept back for each).
+    if capability == 90:
+        assert 2 * (int(str(compiled["shared_bytes"])) + 1024) <= 227 * 1024
+
+
+def test_combining_compiles_without_spills(compile_ahead: Callable[..., dict[str, object]], tmp_path: Path) -> None:
+    compiled = compile_ahead(
+        "specplan.models.attention_kernel",
+        "combine_slices",
+        signature=POINTERS | {"out": "*bf16", "num_reqs": "i32", "num_slices": "i32", "num_tokens": "i32"},
+        constants={"HEAD_SIZE": 128, "PADDED_HEAD": 128, "AT_ONCE": kernel.COMBINED_AT_ONCE},
+        capability=90,
+    )
+    assert spilled_bytes(str(compiled["ptx"]), 90, tmp_path) == 0
+
+
+def spilled_bytes(ptx: str, capability: int, folder: Path) -> int:
+    """What the assembler that Triton uses says that it stores and loads for want of registers."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    source = folder / "kernel.ptx"
+    source.write_text(ptx)
+    target = "sm_90a" if capability == 90 else f"sm_{capability}"
+    asked = [get_ptxas(capability).path, "-v", "--regAllocOptLevel=2", f"--gpu-name={target}", str(source)]
+    said = subprocess.run(
+        [*asked, "-o", str(folder / "kernel.cubin")], capture_output=True, text=True, check=True
+    ).stderr
+    words = said.replace(",", "").split()
+    spills = [int(words[place - 2]) for place, word in enumerate(words) if word == "spill"]
+    assert len(spills) == 2, said
+    return sum(spills)
