@@ -56,9 +56,10 @@ def one_thread() -> None:
 
 # Compiles a kernel to a cubin for a GPU that need not be there, and tells what it takes of it.
 COMPILE_AHEAD = """
-import importlib, json, sys
+import importlib, json, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 asked = json.loads(sys.stdin.read())
@@ -70,7 +71,18 @@ signature = {name: signature[name] for name in kernel.arg_names}
 options = {"num_warps": asked["num_warps"]}
 source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
 compiled = triton.compile(source, target=GPUTarget("cuda", asked["capability"], 32), options=options)
-print(json.dumps({"shared_bytes": compiled.metadata.shared, "ptx": compiled.asm["ptx"]}))
+# Spills are the assembler's: PTX has registers without end.
+target = f"sm_{asked['capability']}{'a' if asked['capability'] >= 90 else ''}"
+with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
+    ptx.write(compiled.asm["ptx"])
+    ptx.flush()
+    command = [get_ptxas(asked["capability"]).path, "-v", f"--gpu-name={target}", "-o", "/dev/null", ptx.name]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr.split()
+spills = [int(said[place - 2]) for place, word in enumerate(said) if word == "spill"]
+assert len(spills) == 2, said
+print(json.dumps(
+    {"shared_bytes": compiled.metadata.shared, "spilled_bytes": sum(spills), "ptx": compiled.asm["ptx"]}
+))
 """
 
 

@@ -41,7 +41,7 @@ def build_cost_tables(
         draft_capture_limit: In requests. None: every draft point is a captured size.
         monotone: "running-max" keeps costs non-decreasing; "pad-up" prices a captured size at the cheapest one that
             holds it; "none" shows the data.
-        overhead_ms: Added to every step.
+        overhead_ms: Added to every step, whatever its requests. The drafter's prefill costs nothing here.
     """
     check_monotone(monotone)
     max_num_reqs = check_at_least(1, "max_num_reqs", max_num_reqs)
@@ -80,8 +80,13 @@ def build_cost_tables(
         capture_limit=used_limit,
         draft_capture_limit=draft_capture_limit,
         monotone=monotone,
-        overhead_ms=float(overhead_ms),
-        error=HeldOutError(captured=None, smooth=summarise(smooth_errors, LEAVE_ONE_OUT), draft=None),
+        error=HeldOutError(
+            captured=None,
+            smooth=summarise(smooth_errors, LEAVE_ONE_OUT),
+            draft=None,
+            overhead=None,
+            draft_prefill=None,
+        ),
         findings=findings,
         contexts=[0],
         num_reqs=[max_num_reqs],
@@ -92,6 +97,12 @@ def build_cost_tables(
         draft_table_ms=draft_row.ms[None],
         draft_source=draft_row.source[None],
         draft_ci_ms=None,
+        overhead_ms=np.full(max_num_reqs + 1, float(overhead_ms)),
+        overhead_source=None,
+        overhead_ci_ms=None,
+        draft_prefill_ms=np.zeros(max_num_tokens + 1),
+        draft_prefill_source=None,
+        draft_prefill_ci_ms=None,
     )
 
 

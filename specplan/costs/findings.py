@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from specplan.files.profile import Profile, Sample
 from specplan.files.tables import Finding
 
-__all__ = ["Evidence", "MeasuredCurve", "free_drafter", "judge_costs", "judge_profile", "lowered_limit"]
+__all__ = [
+    "Evidence",
+    "MeasuredCurve",
+    "free_drafter",
+    "judge_costs",
+    "judge_profile",
+    "lowered_limit",
+    "unmeasured",
+]
 
 _FLAT = 0.05  # a table that rises less than this over its whole range
 _FALL = 0.01  # a fall between neighbouring sizes below this is taken for noise
@@ -32,7 +40,7 @@ class MeasuredCurve:
 class Evidence:
     """One table and the curves it was made from."""
 
-    name: Literal["verify", "draft"]
+    name: Literal["verify", "draft", "host", "draft-prefill"]
     unit: Literal["tokens", "requests"]
     curves: Sequence[MeasuredCurve]
     cells_ms: NDArray[np.float64]  # [..., max_size + 1]
@@ -73,6 +81,23 @@ def free_drafter() -> Finding:
         place="draft",
         message="drafting is priced at 0 ms",
         hint="right for an n-gram drafter; for a draft model, give its curve",
+    )
+
+
+def unmeasured(name: Literal["host", "draft-prefill"]) -> Finding:
+    if name == "host":
+        work, hint = "the host's work in a step", "an engine's own; specplan validate measures that of specplan's"
+    else:
+        work, hint = (
+            "the drafter's pass over prompt tokens",
+            "measure it, or prompts are free: specplan profile",
+        )
+    return Finding(
+        code=f"{name}-not-measured",
+        severity="note",
+        place=name,
+        message=f"{work} was not measured and is not in these costs",
+        hint=hint,
     )
 
 
@@ -216,21 +241,21 @@ def _contexts(profile: Profile) -> Iterator[Finding]:
 
 
 def _few_repetitions(profile: Profile) -> Iterator[Finding]:
-    few = [index for index, sample in enumerate(profile.samples) if len(sample.repetitions_ms) < _FEW]
+    counts = [len(sample.repetitions_ms) for sample in _passes(profile)]
+    few = [count for count in counts if count < _FEW]
     if few:
         yield Finding(
             code="few-repetitions",
             severity="warning",
             place="profile",
-            message=f"{len(few)} of {len(profile.samples)} samples have fewer than {_FEW} repetitions, "
-            f"at least {min(len(profile.samples[index].repetitions_ms) for index in few)}",
+            message=f"{len(few)} of {len(counts)} samples have fewer than {_FEW} repetitions, at least {min(few)}",
             hint="their medians are less sure; give the sweep more time: specplan profile --time-budget SECONDS",
         )
 
 
 def _spread(profile: Profile) -> Iterator[Finding]:
-    spreads = []
-    for sample in profile.samples:
+    samples, spreads = _passes(profile), []
+    for sample in samples:
         low, middle, high = np.percentile(sample.repetitions_ms, [25, 50, 75])
         spreads.append(float((high - low) / middle))
     wide = [index for index, spread in enumerate(spreads) if spread > _SPREAD]
@@ -239,11 +264,16 @@ def _spread(profile: Profile) -> Iterator[Finding]:
         yield Finding(
             code="wide-spread",
             severity="warning",
-            place=_shape_of(profile.samples[worst]),
+            place=_shape_of(samples[worst]),
             message=f"{len(wide)} of {len(spreads)} samples spread over {_SPREAD:.0%} (interquartile), "
             f"the one named by {spreads[worst]:.0%}",
             hint="stop what else runs on the device and measure again",
         )
+
+
+def _passes(profile: Profile) -> list[Sample]:
+    """Samples of one pass run over and over. The host's are of steps as they came, and count once pooled."""
+    return [sample for sample in profile.samples if sample.model != "host"]
 
 
 def _shape_of(sample: Sample) -> str:

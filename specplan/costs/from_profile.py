@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,20 @@ from numpy.typing import NDArray
 from specplan import __version__
 from specplan.costs.build import check_at_least, check_monotone, free_draft
 from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summarise
-from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, judge_profile
+from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, judge_profile, unmeasured
 from specplan.costs.pricing import Rows, plan_row, price_rows
-from specplan.costs.samples import Points, draft_points, fill_sheet, hold_impossible, verify_points
+from specplan.costs.samples import (
+    Points,
+    draft_points,
+    draft_prefill_points,
+    fill_sheet,
+    hold_impossible,
+    host_points,
+    verify_points,
+)
 from specplan.errors import CoverageError
 from specplan.files.profile import Profile
-from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, RegionError
+from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, RegionError, Source
 
 __all__ = ["tables_from_profile"]
 
@@ -33,8 +42,8 @@ def tables_from_profile(
     """Tables over the contexts, requests and k that were measured.
 
     Each size (tokens of a verify pass, requests of a draft) is first filled over the other axis (requests, k) from the
-    points measured at that size; then each row is priced along its sizes by the one rule of pricing.py. By default the
-    tables go as far as the profile says the engine does.
+    points measured at that size; then each row is priced along its sizes by the one rule of pricing.py. The host's work
+    and the drafter's prefill are a row each. By default the tables go as far as the profile says the engine does.
     """
     check_monotone(monotone)
     verify = verify_points(profile)
@@ -61,6 +70,8 @@ def tables_from_profile(
     verify_rows = pricing.price(verify, verify_ms, verify_ci_ms, rows=rows, max_size=max_num_tokens)
     smooth_errors = [leave_one_out(curve.sizes, curve.ms, capture_limit=capture_limit) for curve in verify_curves]
     draft = _draft_table(profile, max_num_reqs, monotone)
+    overhead = _row(host_points(profile), "host", max_num_reqs, monotone)
+    draft_prefill = _row(draft_prefill_points(profile), "draft-prefill", max_num_tokens, monotone)
     return CostTables(
         specplan_version=__version__,
         source=profile.source,
@@ -73,16 +84,19 @@ def tables_from_profile(
         capture_limit=capture_limit,
         draft_capture_limit=draft.capture_limit,
         monotone=monotone,
-        overhead_ms=0.0,
         error=HeldOutError(
             captured=split_half(verify, pricing.predictor(verify), verify.size <= capture_limit),
             smooth=summarise(np.concatenate(smooth_errors), LEAVE_ONE_OUT),
             draft=draft.error,
+            overhead=overhead.error,
+            draft_prefill=draft_prefill.error,
         ),
         findings=[
             *judge_profile(profile),
             *judge_costs(Evidence(name="verify", unit="tokens", curves=verify_curves, cells_ms=verify_rows.ms)),
             *draft.findings,
+            *overhead.findings,
+            *(draft_prefill.findings if profile.draft is not None else ()),
         ],
         contexts=np.unique(verify.page).tolist(),
         num_reqs=rows.tolist(),
@@ -93,6 +107,12 @@ def tables_from_profile(
         draft_table_ms=draft.rows.ms,
         draft_source=draft.rows.source,
         draft_ci_ms=None if draft.ks is None else draft.rows.ci_ms,
+        overhead_ms=overhead.ms,
+        overhead_source=overhead.source,
+        overhead_ci_ms=overhead.ci_ms,
+        draft_prefill_ms=draft_prefill.ms,
+        draft_prefill_source=draft_prefill.source,
+        draft_prefill_ci_ms=draft_prefill.ci_ms,
     )
 
 
@@ -172,6 +192,41 @@ def _draft_table(profile: Profile, max_num_reqs: int, monotone: Monotone) -> _Dr
         capture_limit=None if graphs else 0,
         error=split_half(points, pricing.predictor(points), np.ones(len(points.size), dtype=bool)),
         findings=judge_costs(Evidence(name="draft", unit="requests", curves=curves, cells_ms=pages.ms)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    ms: NDArray[np.float64]  # [max_size + 1]
+    source: NDArray[np.uint8] | None  # [max_size + 1] of Source; None where nothing was measured, and ms is 0
+    ci_ms: NDArray[np.float64] | None  # [max_size + 1]
+    error: RegionError | None
+    findings: list[Finding]
+
+
+def _row(
+    points: Points,
+    name: Literal["host", "draft-prefill"],
+    max_size: int,
+    monotone: Monotone,
+) -> _Row:
+    """What is never captured and has one axis: smooth along it, 0 where nothing of it was measured."""
+    if not len(points.size):
+        return _Row(ms=np.zeros(max_size + 1), source=None, ci_ms=None, error=None, findings=[unmeasured(name)])
+    ms, ci_ms = points.median_ms, points.half_width_ms
+    pricing = _Pricing(name=name, capture_limit=0, monotone=monotone)
+    pages = pricing.price(points, ms, ci_ms, rows=np.zeros(1, dtype=np.int64), max_size=max_size)
+    row = Rows(ms=pages.ms[0, 0], ci_ms=pages.ci_ms[0, 0], source=pages.source[0, 0])
+    if name == "draft-prefill":
+        row.ms[0], row.ci_ms[0], row.source[0] = 0.0, 0.0, Source.MEASURED  # without tokens there is no pass
+    curves = list(_curves(points, ms, ci_ms, name))
+    unit: Literal["tokens", "requests"] = "requests" if name == "host" else "tokens"
+    return _Row(
+        ms=row.ms,
+        source=row.source,
+        ci_ms=row.ci_ms,
+        error=split_half(points, pricing.predictor(points), np.ones(len(points.size), dtype=bool)),
+        findings=judge_costs(Evidence(name=name, unit=unit, curves=curves, cells_ms=pages.ms)),
     )
 
 

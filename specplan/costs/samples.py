@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,16 @@ from specplan.errors import ConfigError
 from specplan.files.profile import Profile, Sample
 from specplan.files.tables import Source
 
-__all__ = ["Points", "Sheet", "draft_points", "fill_sheet", "hold_impossible", "verify_points"]
+__all__ = [
+    "Points",
+    "Sheet",
+    "draft_points",
+    "draft_prefill_points",
+    "fill_sheet",
+    "hold_impossible",
+    "host_points",
+    "verify_points",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +32,9 @@ class Points:
     was asked for.
     """
 
-    page: NDArray[np.int64]  # [P]: the context of a verify pass; 0 for a draft
-    row: NDArray[np.int64]  # [P]: requests of a verify pass, k of a draft
-    size: NDArray[np.int64]  # [P]: tokens of a verify pass, requests of a draft
+    page: NDArray[np.int64]  # [P]: the context of a verify pass; 0 for all others
+    row: NDArray[np.int64]  # [P]: requests of a verify pass, k of a draft; 0 for the others
+    size: NDArray[np.int64]  # [P]: tokens of a verify pass or of the drafter's prefill, requests of a draft or the host
     repetitions_ms: tuple[NDArray[np.float64], ...]  # [P] of [repetitions]
 
     @property
@@ -67,9 +77,29 @@ def draft_points(profile: Profile) -> Points:
     return _pool(profile.samples, chosen)
 
 
-def _pool(samples: list[Sample], chosen: Iterable[tuple[int, int, int, int]]) -> Points:
-    """Samples of the same point count as one: a size that was revisited has all its repetitions."""
-    pools: dict[tuple[int, int, int], list[float]] = {}
+def host_points(profile: Profile) -> Points:
+    """By requests alone: steps of all k, tokens and contexts count as one."""
+    chosen = [(0, 0, sample.num_reqs, index) for index, sample in enumerate(profile.samples) if sample.model == "host"]
+    return _pool(profile.samples, chosen, is_mixed=True)
+
+
+def draft_prefill_points(profile: Profile) -> Points:
+    """By tokens alone: passes of all requests and contexts count as one."""
+    chosen = [
+        (0, 0, sample.num_tokens, index)
+        for index, sample in enumerate(profile.samples)
+        if sample.model == "draft-prefill"
+    ]
+    return _pool(profile.samples, chosen, is_mixed=True)
+
+
+def _pool(samples: list[Sample], chosen: Iterable[tuple[int, int, int, int]], *, is_mixed: bool = False) -> Points:
+    """Samples of the same point count as one: a size that was revisited has all its repetitions.
+
+    Samples of one point follow each other in time, and so do their repetitions here. Where shapes are mixed in a point
+    they ran by turns: their repetitions alternate, so that either half of a point holds some of every shape.
+    """
+    pools: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
     for page, row, size, index in chosen:
         repetitions = samples[index].repetitions_ms
         for at, ms in enumerate(repetitions):
@@ -79,14 +109,15 @@ def _pool(samples: list[Sample], chosen: Iterable[tuple[int, int, int, int]]) ->
                     f"expected a positive finite number of milliseconds, got {ms}",
                     "measure this shape again with `specplan profile`",
                 )
-        pools.setdefault((page, row, size), []).extend(repetitions)
+        turns = [(at + 0.5) / len(repetitions) if is_mixed else 0.0 for at in range(len(repetitions))]
+        pools.setdefault((page, row, size), []).extend(zip(turns, repetitions, strict=True))
     keys = sorted(pools)
     page_row_size = np.array(keys, dtype=np.int64).reshape(-1, 3)
     return Points(
         page=page_row_size[:, 0],
         row=page_row_size[:, 1],
         size=page_row_size[:, 2],
-        repetitions_ms=tuple(np.array(pools[key]) for key in keys),
+        repetitions_ms=tuple(np.array([ms for _, ms in sorted(pools[key], key=itemgetter(0))]) for key in keys),
     )
 
 

@@ -74,6 +74,8 @@ def check_shapes(draft_token_ids: Tensor, sampled_token_ids: Tensor, num_drafts:
             f"{list(num_drafts.shape)}: expected [num_tokens], [num_reqs, >= K] and [num_reqs]",
             "pass the drafts of all requests in one line, and one row of samples and one count per request",
         )
+    for tensor in (draft_token_ids, sampled_token_ids, num_drafts):
+        require_integers(tensor)
     if not num_drafts.is_cuda and num_drafts.numel():
         total = int(num_drafts.sum())
         if total > draft_token_ids.shape[0] or int(num_drafts.min()) < 0:
@@ -81,6 +83,15 @@ def check_shapes(draft_token_ids: Tensor, sampled_token_ids: Tensor, num_drafts:
                 f"{draft_token_ids.shape[0]} drafts, and counts from {int(num_drafts.min())} that sum to {total}",
                 "pass as many drafts as the counts say",
             )
+
+
+def require_integers(tensor: Tensor) -> None:
+    """Refuse what cannot hold -1, or is taken for a mask where it should index."""
+    if tensor.dtype not in (torch.int8, torch.int16, torch.int32, torch.int64):
+        raise ConfigError(
+            f"tokens, counts or slots of {str(tensor.dtype).removeprefix('torch.')}, expected signed integers",
+            "pass int32 or int64",
+        )
 
 
 def accepted_counts(
@@ -103,4 +114,9 @@ def accepted_slot_mapping(
     Cache writes of serving engines skip negative slots. Where keys and values are written during the pass, as here
     in models/, rejected ones are rolled back by naming a shorter context instead.
     """
+    require_integers(slot_mapping)
+    if slot_mapping.shape != mask.shape:
+        raise ConfigError(
+            f"{list(slot_mapping.shape)} slots and a mask of {list(mask.shape)}", "pass one slot for each draft"
+        )
     return torch.where(mask, slot_mapping, PADDING_SLOT)

@@ -47,7 +47,8 @@ def admit_drafts(
     ranked = torch.where(eligible, torch.stack(survival), _INELIGIBLE).flatten()
     order = ranked.sort(descending=True, stable=True).indices
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
-    admitted = eligible & (rank.view(num_positions, num_reqs) < draft_budget)
+    budget = draft_budget.reshape(()) if isinstance(draft_budget, Tensor) else min(draft_budget, order.shape[0])
+    admitted = eligible & (rank.view(num_positions, num_reqs) < budget)
     return admitted.sum(0, dtype=torch.int32)
 
 
@@ -59,5 +60,16 @@ def check_admission(confidence: Tensor, idx_mapping: Tensor, scheduled: Tensor, 
             f"{list(scheduled.shape)}: expected [num_slots, K], [num_reqs] and [num_reqs]",
             "pass one row of K confidences per slot, and one slot and one count of drafts per row of the step",
         )
-    if isinstance(draft_budget, int) and draft_budget < 0:
-        raise ConfigError(f"draft_budget is {draft_budget}, expected 0 or more", "pass the budget of one step")
+    for tensor, name in ((idx_mapping, "idx_mapping"), (scheduled, "scheduled")):
+        if tensor.dtype not in (torch.int32, torch.int64):
+            raise ConfigError(f"{name} is {tensor.dtype}, expected torch.int32 or torch.int64", "convert it")
+    if isinstance(draft_budget, Tensor):
+        if draft_budget.numel() != 1 or draft_budget.dtype not in (torch.int32, torch.int64):
+            raise ConfigError(
+                f"a draft_budget of {list(draft_budget.shape)} {draft_budget.dtype}, expected one int32 or int64",
+                "pass the budget of one step",
+            )
+    elif not isinstance(draft_budget, int) or draft_budget < 0:
+        raise ConfigError(
+            f"draft_budget is {draft_budget!r}, expected an int of 0 or more", "pass the budget of one step"
+        )

@@ -6,17 +6,20 @@ do, and the budget's threshold is found bit by bit: thirty counts over all slots
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["MAX_SLOTS", "admit_and_compact", "admit_and_compact_kernel"]
+from specplan.errors import ConfigError
 
-# What one program holds without spilling: 2,048 rows of 16 positions are 32 slots a thread.
-MAX_SLOTS = 32_768
+__all__ = ["MAX_ROWS", "MAX_SLOTS", "admit_and_compact", "admit_and_compact_kernel", "is_fused"]
+
+# What one program holds in registers: two rows and 16 slots a thread.
+MAX_ROWS: Final = 2048
+MAX_SLOTS: Final = 16_384
 
 
 # Specialised on none of what changes from step to step: a serving step must not stop to compile.
@@ -58,8 +61,8 @@ def admit_and_compact_kernel(  # type: ignore[no-untyped-def]
     position = tl.arange(0, POSITIONS)
     running = tl.full([ROWS], 1.0, tl.float32)
     bits = tl.full([POSITIONS, ROWS], -1, tl.int32)  # -1: not offered, below every survival
-    for p in range(num_positions):
-        is_offered = is_row & (p < offered)
+    for p in tl.static_range(POSITIONS):  # unrolled: the loads of all positions are under way at once
+        is_offered = is_row & (p < offered) & (p < num_positions)
         c = tl.load(confidence + slot * slot_stride + p, mask=is_offered, other=0.0).to(tl.float32)
         running = running * tl.where((c >= 0.0) & (c <= 1.0), c, 0.0)
         running = tl.where(running < SMALLEST_NORMAL, 0.0, running)
@@ -105,39 +108,64 @@ def admit_and_compact(
     *,
     padded_reqs: int,
     num_bonus_tokens: int,
+    max_reqs: int | None = None,
 ) -> None:
-    """Fills `out` in one launch. At least one request, one position, and at most MAX_SLOTS slots once both are padded.
+    """Fills `out` in one launch, where `is_fused` says that it can. A captured launch is good for any content of its
+    tensors; the budget too where it is one.
 
-    A captured launch is good for any content of its tensors; the budget too where it is one.
+    `max_reqs` sizes the program: one for every step, compiled once, where it is the most requests there can be.
     """
     num_reqs, num_positions = idx_mapping.shape[0], confidence.shape[1]
-    rows, positions = padded_shape(padded_reqs, num_positions)
+    max_reqs = padded_reqs if max_reqs is None else max_reqs
+    lines = (idx_mapping, scheduled, num_non_draft_tokens, out)
+    if not (
+        0 < num_reqs <= padded_reqs <= max_reqs
+        and is_fused(max_reqs, num_positions)
+        and out.shape == (num_reqs + 2 * (padded_reqs + 1),)
+        and confidence.stride(1) == 1
+        and all(line.is_contiguous() for line in lines)
+    ):
+        raise ConfigError(
+            f"{num_reqs} requests padded to {padded_reqs} of at most {max_reqs}, {num_positions} positions, strides "
+            f"{[confidence.stride(), *(line.stride() for line in lines)]}, an output of {list(out.shape)}",
+            "pass contiguous rows and lines, and an output of num_reqs + 2 (padded_reqs + 1)",
+        )
+    rows, positions = padded_shape(max_reqs, num_positions)
     kernel: Any = admit_and_compact_kernel
-    kernel[(1,)](
-        confidence,
-        idx_mapping,
-        scheduled,
-        num_non_draft_tokens,
-        draft_budget,
-        out[:num_reqs],
-        out[num_reqs : num_reqs + padded_reqs + 1],
-        out[num_reqs + padded_reqs + 1 :],
-        num_reqs,
-        padded_reqs,
-        num_positions,
-        confidence.stride(0),
-        num_bonus_tokens,
-        BUDGET_ON_DEVICE=isinstance(draft_budget, torch.Tensor),
-        ROWS=rows,
-        POSITIONS=positions,
-        num_warps=num_warps(rows * positions),
-        enable_fp_fusion=False,  # products must round as they do elsewhere
-    )
+    with torch.cuda.device_of(confidence):  # type: ignore[no-untyped-call]  # Triton launches on the current device
+        kernel[(1,)](
+            confidence,
+            idx_mapping,
+            scheduled,
+            num_non_draft_tokens,
+            draft_budget if isinstance(draft_budget, Tensor) else min(draft_budget, num_reqs * num_positions),
+            out[:num_reqs],
+            out[num_reqs : num_reqs + padded_reqs + 1],
+            out[num_reqs + padded_reqs + 1 :],
+            num_reqs,
+            padded_reqs,
+            num_positions,
+            confidence.stride(0),
+            num_bonus_tokens,
+            BUDGET_ON_DEVICE=isinstance(draft_budget, Tensor),
+            ROWS=rows,
+            POSITIONS=positions,
+            num_warps=num_warps(rows * positions),
+            enable_fp_fusion=False,  # products must round as they do elsewhere
+        )
 
 
-def padded_shape(padded_reqs: int, num_positions: int) -> tuple[int, int]:
+def padded_shape(max_reqs: int, num_positions: int) -> tuple[int, int]:
     """Rows and positions of the program's tile."""
-    return triton.next_power_of_2(padded_reqs), triton.next_power_of_2(num_positions)
+    return triton.next_power_of_2(max_reqs), triton.next_power_of_2(num_positions)
+
+
+def is_fused(max_reqs: int, num_positions: int) -> bool:
+    """Whether one program holds the step."""
+    if max_reqs < 1 or num_positions < 1:
+        return False
+    rows, positions = padded_shape(max_reqs, num_positions)
+    return rows <= MAX_ROWS and rows * positions <= MAX_SLOTS
 
 
 def num_warps(num_slots: int) -> int:

@@ -36,7 +36,8 @@ def compact_batch(
             f"{padded_reqs} requests",
             "pass one of each per request, and pad to no fewer",
         )
-    rows = torch.stack((admitted + num_bonus_tokens, admitted + num_non_draft_tokens))
+    admitted = admitted.to(torch.int32)
+    rows = torch.stack((admitted + num_bonus_tokens, admitted + num_non_draft_tokens.to(torch.int32)))
     padded = F.pad(rows, (1, padded_reqs - num_reqs))
     cu_num_logits, query_start_loc = padded.cumsum(1, dtype=torch.int32)
     return cu_num_logits, query_start_loc
@@ -79,9 +80,15 @@ def host_counts(
 
     No row of the split passes the longest offer, for it is at most the mean of what was offered, rounded up.
     """
+    # Sums of narrow integers wrap.
+    scheduled, num_non_draft_tokens = scheduled.astype(np.int64), num_non_draft_tokens.astype(np.int64)
     offered = int(scheduled.sum())
-    if draft_budget < 0:
-        raise ConfigError(f"draft_budget is {draft_budget}, expected 0 or more", "pass the budget of one step")
+    if draft_budget < 0 or scheduled.min(initial=0) < 0:
+        raise ConfigError(
+            f"draft_budget is {draft_budget} and the fewest drafts of a row {scheduled.min(initial=0)}, expected 0 or "
+            "more",
+            "pass the budget of one step, and the drafts that its rows offer",
+        )
     is_exact = draft_budget == 0 or draft_budget >= offered
     if draft_budget >= offered:
         num_drafts = scheduled.astype(np.int32)

@@ -32,12 +32,14 @@ class ConfidenceBuffer:
     """Confidences of every slot: the newest on the device, for ranking; those of `lag` steps ago on the host, for
     budgets.
 
-    Each step ends with one `record`. Record t is snapshot on the main stream, where the next step may overwrite the
-    live values, and copied to the host on a side stream, into one of lag + 1 buffers. A budget of step t reads record
-    t - lag and no other: it waits for that copy if it must, so that decisions do not depend on timing. A slot reads 1.0
-    until its own first record is that old.
+    Record t holds the confidences of the drafts that step t may verify; the step before it makes the record, as its
+    last act. It is snapshot on the main stream, where the next record may overwrite the live values, and copied to the
+    host on a side stream, into one of lag + 1 buffers. The budget of step t reads record t - lag and no other: it waits
+    for that copy if it must, so that decisions do not depend on timing. A slot reads 1.0 until its own first record is
+    that old.
     """
 
+    @torch.inference_mode(False)  # buffers made in inference mode could not be written outside of it
     def __init__(self, *, num_slots: int, num_speculative_tokens: int, lag: int, device: torch.device) -> None:
         if num_slots < 1 or num_speculative_tokens < 1 or lag < 0:
             raise ConfigError(
@@ -81,7 +83,7 @@ class ConfidenceBuffer:
             )
         self._check_slots(slots)
         rows = upload(np.where(is_sampling, slots, self.num_slots).astype(np.int64), self.device)
-        self._rows.index_copy_(0, rows, confidence.to(torch.float32))
+        self._rows.index_copy_(0, rows, confidence.detach().to(torch.float32))
         recorded = slots[is_sampling]
         self._first_record[recorded] = np.minimum(self._first_record[recorded], self._num_records)
         self._take(self._snapshots[self._num_records % (self.lag + 1)])
@@ -114,7 +116,7 @@ class ConfidenceBuffer:
         shape = (self.num_slots, self._rows.shape[1])
         return Snapshot(
             device_copy=torch.ones(shape, dtype=torch.float32, device=self.device),
-            host_copy=torch.ones(shape, dtype=torch.float32, pin_memory=on_cuda),
+            host_copy=torch.ones(shape, dtype=torch.float32, device="cpu", pin_memory=on_cuda),
             taken=torch.cuda.Event() if on_cuda else None,  # type: ignore[no-untyped-call]
             landed=torch.cuda.Event() if on_cuda else None,  # type: ignore[no-untyped-call]
         )

@@ -65,12 +65,11 @@ class AcceptanceMask:
 
     def __init__(self, mode: ScvMode | str | None = None) -> None:
         self.mode = ScvMode.from_environment() if mode is None else ScvMode.parse(mode)
-        runs: dict[ScvMode, MaskFunction] = {
-            ScvMode.OFF: accepted_prefix_mask_reference,
-            ScvMode.GRAPH: GraphMask(),
-            ScvMode.ADAPTIVE: accepted_prefix_mask,
-        }
-        self.run = runs[self.mode]
+        self.run: MaskFunction = accepted_prefix_mask
+        if self.mode is ScvMode.OFF:
+            self.run = accepted_prefix_mask_reference
+        elif self.mode is ScvMode.GRAPH:
+            self.run = GraphMask()
 
     def __call__(
         self,
@@ -110,6 +109,7 @@ class MaskKey:
 class StaticMask:
     """The vectorised mask over buffers that stay where they are, padded to a key's sizes."""
 
+    @torch.inference_mode(False)  # buffers made in inference mode could not be written outside of it
     def __init__(self, key: MaskKey) -> None:
         self.drafts = torch.full((key.num_tokens,), PADDING_TOKEN, dtype=key.draft_dtype, device=key.device)
         self.sampled = torch.full(
@@ -134,16 +134,18 @@ class StaticMask:
 class GraphMask:
     """The vectorised mask replayed from CUDA graphs, at most `max_graphs` of them, the least recently used out first.
 
-    A key that cannot be captured is reported once and runs vectorised from then on; all others still replay. On a CPU
-    there is nothing to capture, and the padded mask runs as it is.
+    A key's first batch captures its graph. A key that cannot be captured is reported once and runs vectorised from then
+    on; all others still replay. On a CPU there is nothing to capture, and the padded mask runs as it is.
     """
 
     def __init__(self, *, max_graphs: int = MAX_GRAPHS, capture: Capture | None = None) -> None:
+        if max_graphs < 1:
+            raise ConfigError(f"max_graphs is {max_graphs}, expected 1 or more", "use mode adaptive to capture nothing")
         self.max_graphs = max_graphs
         self.replays: OrderedDict[MaskKey, tuple[StaticMask, Callable[[], Tensor]]] = OrderedDict()
         self.failed: set[MaskKey] = set()  # powers of two are few: this stays small
         self.capture = capture
-        self.grapher: Grapher | None = None
+        self.graphers: dict[torch.device, Grapher] = {}
 
     def __call__(self, draft_token_ids: Tensor, sampled_token_ids: Tensor, num_drafts: Tensor) -> Tensor:
         check_shapes(draft_token_ids, sampled_token_ids, num_drafts)
@@ -165,8 +167,8 @@ class GraphMask:
             return self.replays[key]
         if key in self.failed:
             return None
-        static = StaticMask(key)
         try:
+            static = StaticMask(key)
             replay = self.captured(static)
         except (MeasurementError, torch.OutOfMemoryError) as error:
             self.failed.add(key)
@@ -182,8 +184,10 @@ class GraphMask:
             return self.capture(static.run)
         if not static.drafts.is_cuda:
             return static.run
-        self.grapher = self.grapher or Grapher()
-        return self.grapher.capture(static.run)
+        device = static.drafts.device
+        if device not in self.graphers:
+            self.graphers[device] = Grapher(device)
+        return self.graphers[device].capture(static.run)
 
 
 def power_of_two(size: int) -> int:

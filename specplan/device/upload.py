@@ -13,7 +13,7 @@ __all__ = ["upload"]
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     """A copy of `array` on `device`, queued on the current stream; the host does not wait for it."""
-    copied = torch.from_numpy(array.copy())
     if device.type == "cpu":
-        return copied
-    return copied.pin_memory().to(device, non_blocking=True)  # pinned blocks are kept until their copy has run
+        return torch.from_numpy(array.copy())
+    # Pinned blocks are not handed out again before their copy has run.
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)

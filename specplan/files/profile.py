@@ -21,17 +21,27 @@ PROFILE_SCHEMA: Final = "specplan.profile/1"
 Count = Annotated[int, Meta(ge=1, le=2**20)]
 CountOrZero = Annotated[int, Meta(ge=0, le=2**31)]
 Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
+# What was timed: a pass of a model, or what the host does around the passes of a step.
+Timed = Literal["draft", "verify", "draft-prefill", "host"]
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every repetition of one step shape, the warm-ups apart.
 
-    `num_reqs` and `num_tokens` are what was asked for, `executed_*` what ran after padding. `k` is drafts per request,
-    of a draft step only; k = 0 is the upkeep of the drafter's state in a step that drafts nothing. `repetitions_ms`
-    prices the step; `device_ms` is the device's own interval of each repetition, empty where the host is the device.
+    `num_reqs` and `num_tokens` are what was asked for, `executed_*` what ran after padding. `repetitions_ms` prices the
+    step; `device_ms` is the device's own interval of each repetition, empty where the host is the device. `model` is
+
+    * "verify": a pass of the target; `k` is null.
+    * "draft": drafting `k` tokens per request; k = 0 is the upkeep of the drafter's state where nothing is drafted.
+    * "draft-prefill": a pass of the drafter, without its head, over `num_tokens` prompt tokens; `k` is null.
+    * "host": what an engine step of `num_reqs` requests and `num_tokens` tokens spends outside its passes (scheduling,
+      budget, admission, laying out the batch, committing), one repetition a step. `k` is the drafts per request that
+      the step proposes, 0 without a drafter.
+
+    The last two are never captured: their mode is eager, and nothing is padded.
     """
 
-    model: Literal["draft", "verify"]
+    model: Timed
     mode: Literal["graph", "eager"]
     layout: Layout
     num_reqs: Count
@@ -46,12 +56,18 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stop_reason: Literal["converged", "cap", "time-budget", "interrupted"]
 
     def __post_init__(self) -> None:
-        if self.model == "verify" and self.k is not None:
-            raise ValueError(f".k: expected null for a verify sample, got {self.k}")
-        if self.model == "draft" and self.k is None:
-            raise ValueError(".k: expected drafts per request for a draft sample, got null")
-        if self.model == "verify" and self.num_tokens < self.num_reqs:
+        drafts = self.model in ("draft", "host")
+        if not drafts and self.k is not None:
+            raise ValueError(f".k: expected null for a {self.model} sample, got {self.k}")
+        if drafts and self.k is None:
+            raise ValueError(f".k: expected drafts per request for a {self.model} sample, got null")
+        if self.model != "draft" and self.num_tokens < self.num_reqs:
             raise ValueError(f".num_tokens: expected at least one per request ({self.num_reqs}), got {self.num_tokens}")
+        captures = self.model in ("draft", "verify")
+        if not captures and self.mode != "eager":
+            raise ValueError(f".mode: expected eager for a {self.model} sample, got {self.mode}")
+        if self.model == "host" and self.device_ms:
+            raise ValueError(f".device_ms: expected none for a host sample, got {len(self.device_ms)}")
         if self.device_ms and len(self.device_ms) != len(self.repetitions_ms):
             raise ValueError(
                 f".device_ms: expected none, or one for each of {len(self.repetitions_ms)} repetitions, "
@@ -61,12 +77,14 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             asked, executed = getattr(self, name), getattr(self, f"executed_{name}")
             if executed < asked:
                 raise ValueError(f".executed_{name}: expected at least the {asked} asked for, got {executed}")
+            if not captures and executed > asked:
+                raise ValueError(f".executed_{name}: expected the {asked} asked for, as nothing pads, got {executed}")
 
 
 class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A step shape that was asked for and could not run, and why."""
 
-    model: Literal["draft", "verify"]
+    model: Timed
     mode: Literal["graph", "eager"]
     layout: Layout
     num_reqs: Count

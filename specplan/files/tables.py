@@ -69,6 +69,8 @@ class HeldOutError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     captured: RegionError | None
     smooth: RegionError | None
     draft: RegionError | None
+    overhead: RegionError | None
+    draft_prefill: RegionError | None
 
 
 class CostTables(
@@ -80,6 +82,9 @@ class CostTables(
     rename={"verify_table_ms": "verify_ms", "draft_table_ms": "draft_ms"},
 ):
     """Costs of a verify pass by (context, num_reqs, num_tokens) and of drafting by (k, num_reqs), in milliseconds.
+
+    `overhead_ms` is the host's work in a step, by num_reqs; `draft_prefill_ms` the drafter's pass over a step's prompt
+    tokens, by their number. Their `_source` is None where they were not measured: the cost is as given, or 0.
 
     `num_reqs` and `contexts` are the measured requests and contexts of the verify axes; tables made from a plain curve
     have one of each, and hold for any. `draft_ks` is None where one draft row holds for every k. A `_ci_ms` is the
@@ -99,7 +104,6 @@ class CostTables(
     capture_limit: int
     draft_capture_limit: Annotated[int, Meta(ge=0)] | None
     monotone: Monotone
-    overhead_ms: Annotated[float, Meta(ge=0)]
     error: HeldOutError
     findings: list[Finding]
     legend: dict[str, str] = msgspec.field(default_factory=lambda: dict(_LEGEND))
@@ -112,6 +116,12 @@ class CostTables(
     draft_table_ms: NDArray[np.float64]  # [D, max_num_reqs + 1]
     draft_source: NDArray[np.uint8]  # [D, max_num_reqs + 1] of Source
     draft_ci_ms: NDArray[np.float64] | None  # [D, max_num_reqs + 1]
+    overhead_ms: NDArray[np.float64]  # [max_num_reqs + 1]
+    overhead_source: NDArray[np.uint8] | None  # [max_num_reqs + 1] of Source
+    overhead_ci_ms: NDArray[np.float64] | None  # [max_num_reqs + 1]
+    draft_prefill_ms: NDArray[np.float64]  # [max_num_tokens + 1]; 0 at 0 tokens
+    draft_prefill_source: NDArray[np.uint8] | None  # [max_num_tokens + 1] of Source
+    draft_prefill_ci_ms: NDArray[np.float64] | None  # [max_num_tokens + 1]
 
     def __post_init__(self) -> None:
         _check_axis(".contexts", self.contexts, least=0)
@@ -123,10 +133,19 @@ class CostTables(
         if self.capture_limit != max(self.capture_sizes, default=0):
             largest = max(self.capture_sizes, default=0)
             raise ValueError(f".capture_limit: expected the largest capture size ({largest}), got {self.capture_limit}")
+        if self.legend != _LEGEND:
+            raise ValueError(f".legend: expected {_LEGEND}, got {self.legend}")
         verify_rows = (len(self.contexts), len(self.num_reqs))
         draft_rows = (1 if self.draft_ks is None else len(self.draft_ks),)
         _check_table("verify", verify_rows, self.verify_table_ms, self.verify_source, self.verify_ci_ms, positive=True)
         _check_table("draft", draft_rows, self.draft_table_ms, self.draft_source, self.draft_ci_ms, positive=False)
+        _check_length(".overhead_ms", self.overhead_ms, self.max_num_reqs, "requests")
+        _check_table("overhead", (), self.overhead_ms, self.overhead_source, self.overhead_ci_ms, positive=False)
+        prefill_ms, source, ci_ms = self.draft_prefill_ms, self.draft_prefill_source, self.draft_prefill_ci_ms
+        _check_length(".draft_prefill_ms", prefill_ms, self.max_num_tokens, "tokens")
+        _check_table("draft_prefill", (), prefill_ms, source, ci_ms, positive=False)
+        if prefill_ms[0] != 0:
+            raise ValueError(f".draft_prefill_ms[0]: expected 0 for no tokens, got {prefill_ms[0]}")
 
     @property
     def max_num_tokens(self) -> int:
@@ -238,11 +257,16 @@ def _check_axis(place: str, axis: Sequence[int], *, least: int) -> None:
         least = value + 1
 
 
+def _check_length(place: str, row: NDArray[np.float64], most: int, unit: str) -> None:
+    if row.shape != (most + 1,):
+        raise ValueError(f"{place}: expected {most + 1} cells, for 0 to {most} {unit}, got shape {list(row.shape)}")
+
+
 def _check_table(
     name: str,
     rows: tuple[int, ...],
     ms: NDArray[np.float64],
-    source: NDArray[np.uint8],
+    source: NDArray[np.uint8] | None,
     ci_ms: NDArray[np.float64] | None,
     *,
     positive: bool,

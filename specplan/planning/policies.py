@@ -43,6 +43,11 @@ class Policy:
         return self.kind != "none"
 
     @property
+    def has_budget(self) -> bool:
+        """Whether a budget, chosen from cost tables, decides what of the drafts is verified."""
+        return self.kind in ("adaptive", "oracle")
+
+    @property
     def needs_confidence(self) -> bool:
         return self.kind == "adaptive"
 

@@ -25,7 +25,7 @@ _MOST_CAPTURED = 1 << 20  # tokens; no engine captures a step of a million, and 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrice:
-    """cost_ms = draft_ms[K][n] + verify_ms[c, n][t] + overhead_ms.
+    """cost_ms = draft_ms[K][n] + verify_ms[c, n][t] + overhead_ms[n].
 
     `is_upper_bound`: the tables hold no step of this size that runs this way, and the next larger one that does is
     charged.
@@ -197,13 +197,22 @@ def _price(num_reqs: int, k: int, route: StepRoute, tables: CostTables) -> StepP
             f"{tables.max_num_tokens} tokens, with graphs up to {tables.capture_limit}",
             f"measure larger steps (specplan profile --max-num-batched-tokens {2 * charged}) and rebuild the tables",
         )
+    is_upper_bound = charged not in tables.capture_sizes if route.mode == "graph" else charged > route.num_tokens
+    if is_upper_bound and tables.monotone == "none":
+        raise CoverageError(
+            f"no cost for {num_reqs} requests with {route.num_tokens} tokens run as asked, and these tables "
+            "(monotone: none) may fall with size, so that a larger step bounds nothing",
+            "build the tables with --monotone running-max, or leave --capture-limit out",
+        )
     context_len = tables.contexts[-1]
     verify_ms = tables.verify_row(num_reqs, context_len)[charged]
     source = tables.legend[str(tables.verify_sources(num_reqs, context_len)[charged])]
     return StepPrice(
-        cost_ms=float(tables.draft_row(k)[num_reqs] + verify_ms + tables.overhead_ms),
-        is_upper_bound=charged not in tables.capture_sizes if route.mode == "graph" else charged > route.num_tokens,
-        is_extrapolated=source == "extrapolated" or _is_draft_extrapolated(num_reqs, k, tables),
+        cost_ms=float(tables.draft_row(k)[num_reqs] + verify_ms + tables.overhead_ms[num_reqs]),
+        is_upper_bound=is_upper_bound,
+        is_extrapolated=source == "extrapolated"
+        or _is_draft_extrapolated(num_reqs, k, tables)
+        or (tables.overhead_source is not None and bool(tables.overhead_source[num_reqs] == Source.EXTRAPOLATED)),
     )
 
 
@@ -229,6 +238,8 @@ def _choices(full: RoutedStep, sizes: tuple[int, ...], tables: CostTables | None
     if fitting_reqs >= 1:
         yield choice("num-reqs", fitting_reqs, k, route_step(fitting_reqs * (1 + k), sizes))
     num_tokens = full.route.num_tokens
+    if num_tokens > _MOST_CAPTURED:
+        return
     yield choice("capture-limit", num_reqs, k, route_step(num_tokens, (*sizes, num_tokens)))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specplan.files import CostTables
-from specplan.files.tables import RegionError
+from specplan.files.tables import Source
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,9 +18,10 @@ EXTRAPOLATED_MARK = "*"
 
 
 def tables_report(tables: CostTables) -> Iterator[RenderableType]:
-    """The verify and draft costs, how far they can be trusted, and what was found."""
+    """What steps cost, how far that can be trusted, and what was found."""
     yield verify_table(tables)
     yield draft_table(tables)
+    yield from row_lines(tables)
     yield from error_lines(tables)
     for finding in tables.findings:
         yield f"{finding.severity}: {finding.place}: {finding.message} ({finding.hint})"
@@ -68,6 +69,21 @@ def draft_table(tables: CostTables) -> Table:
     return table
 
 
+def row_lines(tables: CostTables) -> Iterator[str]:
+    """The host's work and the drafter's prefill at either end of their rows, where these costs hold any."""
+    for name, ms, source, unit in (
+        ("host time per step", tables.overhead_ms, tables.overhead_source, "request"),
+        ("drafter prefill", tables.draft_prefill_ms, tables.draft_prefill_source, "prompt token"),
+    ):
+        if not ms.any():
+            continue
+        marks = ["", ""]
+        if source is not None:
+            marks = [EXTRAPOLATED_MARK if source[end] == Source.EXTRAPOLATED else "" for end in (1, -1)]
+        note = f" ({EXTRAPOLATED_MARK} rests on extrapolation)" if any(marks) else ""
+        yield f"{name}: {ms[1]:.3g}{marks[0]} ms at 1 {unit}, {ms[-1]:.3g}{marks[1]} ms at {len(ms) - 1}{note}"
+
+
 def new_table(title: str) -> Table:
     from rich.table import Table
 
@@ -77,8 +93,12 @@ def new_table(title: str) -> Table:
 
 
 def error_lines(tables: CostTables) -> Iterator[str]:
-    for region in ("captured", "smooth", "draft"):
-        error: RegionError | None = getattr(tables.error, region)
+    errors = {"captured": tables.error.captured, "smooth": tables.error.smooth, "draft": tables.error.draft}
+    if tables.overhead_source is not None:
+        errors["host"] = tables.error.overhead
+    if tables.draft_prefill_source is not None:
+        errors["drafter prefill"] = tables.error.draft_prefill
+    for region, error in errors.items():
         if error is None:
             yield f"held-out error, {region}: unknown, too few points to hold any out"
         else:

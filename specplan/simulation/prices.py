@@ -75,14 +75,15 @@ class VerifyPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepPrices:
-    """cost_ms(n, t, c, k) = draft_ms[k, n] + verify(c, n)[t] + overhead_ms.
+    """cost_ms(n, t, p, c, k) = draft_ms[k, n] + verify(c, n)[t] + (overhead_ms[n] + draft_prefill_ms[p]).
 
-    k is what the step itself drafts, for the next step to verify.
+    k is what the step itself drafts, for the next step to verify; p of its t tokens are prompt tokens.
     """
 
     verify: VerifyPrices
     draft_ms: NDArray[np.float64]  # [most k + 1, max_num_reqs + 1]; NaN at a k that is never drafted
-    overhead_ms: float
+    overhead_ms: NDArray[np.float64]  # [max_num_reqs + 1]
+    draft_prefill_ms: NDArray[np.float64]  # [max_num_tokens + 1]; 0 without a drafter
 
     @classmethod
     def from_tables(
@@ -94,8 +95,26 @@ class StepPrices:
         draft_ms = np.full((most + 1, tables.max_num_reqs + 1), np.nan)
         for k in range(fewest, most + 1):
             draft_ms[k] = tables.draft_row(k) if policy.loads_drafter else 0.0
-        return cls(verify=verify, draft_ms=draft_ms, overhead_ms=float(tables.overhead_ms))
+        return cls(
+            verify=verify,
+            draft_ms=draft_ms,
+            # Copies: a table's own rows are read-only, which numba would compile for once more.
+            overhead_ms=tables.overhead_ms.copy(),
+            draft_prefill_ms=tables.draft_prefill_ms.copy()
+            if policy.loads_drafter
+            else np.zeros(len(tables.draft_prefill_ms)),
+        )
 
-    def step_ms(self, num_reqs: int, context_len: float, num_tokens: int, *, k: int) -> float:
+    def fixed_ms(self, num_reqs: int, num_prompt_tokens: int) -> float:
+        """What a step costs whatever its budget, besides drafting: the `overhead_ms` of the budget rule."""
+        if num_prompt_tokens >= len(self.draft_prefill_ms):
+            raise CoverageError(
+                f"drafter prefill costs reach {len(self.draft_prefill_ms) - 1} tokens, and this step may run "
+                f"{num_prompt_tokens} prompt tokens",
+                "measure or build the cost tables up to more tokens, or give steps fewer",
+            )
+        return float(self.overhead_ms[num_reqs] + self.draft_prefill_ms[num_prompt_tokens])
+
+    def step_ms(self, num_reqs: int, context_len: float, num_tokens: int, *, num_prompt_tokens: int, k: int) -> float:
         verify_ms = self.verify.row(num_reqs, context_len)[num_tokens]
-        return float(self.draft_ms[k, num_reqs] + verify_ms + self.overhead_ms)
+        return float(self.draft_ms[k, num_reqs] + verify_ms + self.fixed_ms(num_reqs, num_prompt_tokens))

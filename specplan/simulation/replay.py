@@ -64,19 +64,32 @@ class ReplayCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What one step ran, cost and yielded."""
+    """What one step ran, cost and yielded. The tuples are of its verifying requests, in order of admission."""
 
+    requests: tuple[int, ...]
+    admitted: tuple[int, ...]
+    accepted: tuple[int, ...]  # of the admitted ones
     num_reqs: int
     num_sampling: int
-    num_verifying: int
     num_tokens: int
-    draft_budget: int  # admitted drafts
-    num_accepted: int  # of the admitted ones
     num_output_tokens: int
     num_verify_outputs: int  # of which from verifying requests
     cost_ms: float
     is_extrapolated: bool
     finished_tpot_ms: tuple[float | None, ...]  # per request finished; None where the output was one token
+
+    @property
+    def num_verifying(self) -> int:
+        return len(self.requests)
+
+    @property
+    def draft_budget(self) -> int:
+        """Admitted drafts."""
+        return sum(self.admitted)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(self.accepted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +138,7 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
     request whose prompt completes yields its first token. Tokens arrive when their step ends.
 
     A step verifies, learns what was accepted, and drafts for the next: it pays for the drafts that it proposes, which
-    the next step verifies.
+    the next step verifies. The drafter runs the same prompt tokens as the target, in the same step.
     """
     visited: dict[RunningRequest, list[int]] = {}  # rows of the trace, one per step since the request began to verify
     first_token_ms: dict[RunningRequest, float] = {}
@@ -141,17 +154,21 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
         admitted = _admit(case, step, k, [visited[request] for request in step.verifying])
         num_tokens = step.num_non_draft_tokens + sum(admitted)
 
-        num_accepted = num_verify_outputs = 0
-        for request, request_admitted in zip(step.verifying, admitted, strict=True):
-            accepted = min(int(case.workload.accepted_len[visited[request][-1]]), request_admitted)
-            yielded = min(accepted + 1, request.output_len - request.emitted_len)
+        accepted = [
+            min(int(case.workload.accepted_len[visited[request][-1]]), request_admitted)
+            for request, request_admitted in zip(step.verifying, admitted, strict=True)
+        ]
+        num_verify_outputs = 0
+        for request, request_accepted in zip(step.verifying, accepted, strict=True):
+            yielded = min(request_accepted + 1, request.output_len - request.emitted_len)
             request.emitted_len += yielded
-            num_accepted += accepted
             num_verify_outputs += yielded
         if ema is not None:
-            ema = ema.after(num_accepted=num_accepted, num_verified=sum(admitted))
+            ema = ema.after(num_accepted=sum(accepted), num_verified=sum(admitted))
             k = ema.k
-        cost_ms = case.prices.step_ms(step.num_reqs, step.mean_context_len, num_tokens, k=k)
+        cost_ms = case.prices.step_ms(
+            step.num_reqs, step.mean_context_len, num_tokens, num_prompt_tokens=step.num_prompt_tokens, k=k
+        )
         now_ms += cost_ms
         for request, chunk in step.prefilling:
             request.prefilled_len += chunk
@@ -168,12 +185,12 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
                 finished_tpot_ms.append(elapsed_ms / gaps if gaps else None)
         num_finished += len(finished_tpot_ms)
         yield StepRecord(
+            requests=tuple(request.request for request in step.verifying),
+            admitted=tuple(admitted),
+            accepted=tuple(accepted),
             num_reqs=step.num_reqs,
             num_sampling=step.num_sampling,
-            num_verifying=len(step.verifying),
             num_tokens=num_tokens,
-            draft_budget=sum(admitted),
-            num_accepted=num_accepted,
             num_output_tokens=num_verify_outputs + len(step.completing),
             num_verify_outputs=num_verify_outputs,
             cost_ms=cost_ms,
@@ -200,7 +217,7 @@ def _admit(case: ReplayCase, step: ScheduledStep, k: int, visited: list[list[int
         num_non_draft_tokens=step.num_non_draft_tokens,
         draft_ms=float(case.planner_prices.draft_ms[k, step.num_reqs]),
         verify_ms=case.planner_prices.verify.row(step.num_reqs, step.mean_context_len),
-        overhead_ms=case.planner_prices.overhead_ms,
+        overhead_ms=case.planner_prices.fixed_ms(step.num_reqs, step.num_prompt_tokens),
     )
     survival = survival_probability(case.confidence[live], scheduled)
     return [int(admitted) for admitted in admit_by_survival(survival, scheduled, choice.draft_budget)]

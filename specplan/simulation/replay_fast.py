@@ -44,9 +44,11 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
         case.lag,
         case.concurrency,
         case.max_num_batched_tokens,
-        (prices.verify.contexts, prices.verify.verify_ms, prices.draft_ms, prices.overhead_ms),
+        (prices.verify.contexts, prices.verify.verify_ms, prices.draft_ms),
+        (prices.overhead_ms, prices.draft_prefill_ms),
         prices.verify.extrapolated,
-        (planner.verify.contexts, planner.verify.verify_ms, planner.draft_ms[case.num_drafts], planner.overhead_ms),
+        (planner.verify.contexts, planner.verify.verify_ms, planner.draft_ms[case.num_drafts]),
+        (planner.overhead_ms, planner.draft_prefill_ms),
     )
     steps, verify_steps, finished, outputs, verifying, verify_outputs, admitted, accepted, guessed, num_tpot = counts
     return ReplayTotals(
@@ -83,10 +85,12 @@ def _replay(
     concurrency: int,
     max_tokens: int,
     prices: Any,
+    fixed: Any,
     extrapolated: Any,  # [C, max_num_reqs + 1, max_num_tokens + 1] bool
     planner: Any,
+    planner_fixed: Any,
 ) -> Any:
-    contexts, verify_ms, draft_ms, overhead_ms = prices
+    contexts, verify_ms, draft_ms = prices
     fewest, alpha, less_below, more_above = ema
     # The running requests, in admission order.
     request = np.empty(concurrency, dtype=np.int64)
@@ -136,6 +140,7 @@ def _replay(
                 num_sampling += chunk[j] == prompt_left[j]
                 context_sum += prompt_len[request[j]] - prompt_left[j]
         context_len = context_sum / num_reqs
+        prompt_tokens = num_tokens - num_verifying
 
         for v in range(num_verifying):
             j = row_of[v]
@@ -153,7 +158,8 @@ def _replay(
                 else:
                     lagged[v] = 1.0
             ranking = _rank(lagged[:num_verifying], ranked)
-            budget = _best_budget(ranking, num_sampling, num_tokens, num_reqs, context_len, planner)
+            fixed_ms = _fixed_ms(planner_fixed, num_reqs, prompt_tokens)
+            budget = _best_budget(ranking, num_sampling, num_tokens, num_reqs, context_len, planner, fixed_ms)
             if budget < num_verifying * k:
                 if lag > 0:
                     ranking = _rank(live[:num_verifying], ranked)
@@ -180,7 +186,8 @@ def _replay(
 
         low, high, weight = _between(contexts, context_len)
         below, above = verify_ms[low, num_reqs, num_tokens], verify_ms[high, num_reqs, num_tokens]
-        now_ms += draft_ms[drafts, num_reqs] + ((1.0 - weight) * below + weight * above) + overhead_ms
+        fixed_ms = _fixed_ms(fixed, num_reqs, prompt_tokens)
+        now_ms += draft_ms[drafts, num_reqs] + ((1.0 - weight) * below + weight * above) + fixed_ms
         below_guessed, above_guessed = extrapolated[low, num_reqs, num_tokens], extrapolated[high, num_reqs, num_tokens]
         extrapolated_steps += (weight < 1 and below_guessed) or (weight > 0 and above_guessed)
         steps += 1
@@ -249,10 +256,16 @@ def _rank(survival: Any, ranked: Any) -> Any:
 
 @compiled
 def _best_budget(
-    ranking: Any, num_sampling: int, num_tokens: int, num_reqs: int, context_len: float, planner: Any
+    ranking: Any,
+    num_sampling: int,
+    num_tokens: int,
+    num_reqs: int,
+    context_len: float,
+    planner: Any,
+    fixed_ms: float,
 ) -> Any:
     """choose_draft_budget over survivals in descending order, every one of them eligible."""
-    contexts, verify_ms, draft_ms, overhead_ms = planner
+    contexts, verify_ms, draft_ms = planner
     low, high, weight = _between(contexts, context_len)
     best, best_ratio, survival_sum = 0, -1.0, 0.0
     for budget in range(len(ranking) + 1):
@@ -260,11 +273,18 @@ def _best_budget(
             survival_sum += np.float64(ranking[budget - 1])
         below = verify_ms[low, num_reqs, num_tokens + budget]
         above = verify_ms[high, num_reqs, num_tokens + budget]
-        cost_ms = draft_ms[num_reqs] + ((1.0 - weight) * below + weight * above) + overhead_ms
+        cost_ms = draft_ms[num_reqs] + ((1.0 - weight) * below + weight * above) + fixed_ms
         ratio = (num_sampling + survival_sum) / cost_ms
         if ratio > best_ratio:
             best, best_ratio = budget, ratio
     return best
+
+
+@compiled
+def _fixed_ms(fixed: Any, num_reqs: int, prompt_tokens: int) -> Any:
+    """StepPrices.fixed_ms."""
+    overhead_ms, draft_prefill_ms = fixed
+    return overhead_ms[num_reqs] + draft_prefill_ms[prompt_tokens]
 
 
 @compiled

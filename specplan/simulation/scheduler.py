@@ -52,8 +52,12 @@ class ScheduledStep:
         return len(self.verifying) + len(self.completing)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return sum(chunk for _, chunk in self.prefilling)
+
+    @property
     def num_non_draft_tokens(self) -> int:
-        return len(self.verifying) + sum(chunk for _, chunk in self.prefilling)
+        return len(self.verifying) + self.num_prompt_tokens
 
 
 @dataclass(slots=True, kw_only=True)

@@ -61,7 +61,8 @@ def test_replay(compare: Compare, concurrency: int) -> None:
     prices = StepPrices(
         verify=VerifyPrices.from_tables(tables, max_num_reqs=64, max_num_tokens=1024),
         draft_ms=np.tile(tables.draft_ms, (8, 1)),
-        overhead_ms=0.0,
+        overhead_ms=tables.overhead_ms.copy(),
+        draft_prefill_ms=tables.draft_prefill_ms.copy(),
     )
     num_requests, output_len, k = 100, 128, 7
     rng = np.random.default_rng(0)

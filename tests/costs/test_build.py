@@ -37,7 +37,9 @@ def test_golden_padded_then_smooth() -> None:
     assert tables.verify_ms.tolist() == [1.0] * 5 + [2.0] * 4 + [3.0, 3.0, 3.5, 4.0]
     assert tables.draft_ms.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
     assert "".join(tables.verify_sources(1, 0)) == "ppppmpppmimim"
-    assert (tables.capture_sizes, tables.capture_limit, tables.overhead_ms) == ([4, 8], 8, 0.0)
+    assert (tables.capture_sizes, tables.capture_limit) == ([4, 8], 8)
+    assert tables.overhead_ms.tolist() == [0.0] * 5
+    assert tables.draft_prefill_ms.tolist() == [0.0] * 13
     assert (tables.max_num_reqs, tables.max_num_tokens) == (4, 12)
     assert tables.findings == []
 
@@ -101,6 +103,13 @@ def test_the_draft_row_holds_for_every_k_and_the_verify_row_for_every_step() -> 
     tables = build(STEPPED, [(1, 0.5), (4, 1.0)], capture_limit=8, max_num_reqs=4)
     assert tables.draft_row(0).tolist() == tables.draft_row(7).tolist() == tables.draft_ms.tolist()
     assert tables.verify_row(1, 0).tolist() == tables.verify_row(4, 4096).tolist() == tables.verify_ms.tolist()
+
+
+def test_an_overhead_that_is_given_is_the_same_for_any_requests() -> None:
+    tables = build(STEPPED, [(1, 0.5), (4, 1.0)], max_num_reqs=3, overhead_ms=0.1)
+    assert tables.overhead_ms.tolist() == [0.1] * 4
+    assert tables.overhead_source is tables.overhead_ci_ms is tables.draft_prefill_source is None
+    assert codes(tables) == []
 
 
 def test_a_free_drafter() -> None:

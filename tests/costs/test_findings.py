@@ -106,6 +106,17 @@ def test_profiles(make_profile: MakeProfile, changes: dict[str, Any], code: str 
     assert findings == ({code: message} if code else {})
 
 
+def test_host_samples_are_judged_as_no_pass_is(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    """Steps as they came: one of a shape may be all there is, and they differ more than one pass run over and over."""
+    wild = [make_sample("host", "eager", 2, tokens, 3, 0, [0.1, 0.9, 5.0]) for tokens in (2, 8)]
+    assert judge_profile(make_profile(contexts=[0, 128], extra=wild)) == []
+    prefill = make_sample("draft-prefill", "eager", 2, 16, None, 0, [0.1, 0.9, 5.0])
+    found = judge_profile(make_profile(contexts=[0, 128], extra=[*wild, prefill]))
+    assert [finding.code for finding in found] == ["few-repetitions", "wide-spread"]
+    assert found[0].message == "1 of 67 samples have fewer than 20 repetitions, at least 3"
+    assert found[1].place == "draft-prefill eager, 2 requests, 16 tokens"
+
+
 def test_contexts(make_profile: MakeProfile, make_sample: MakeSample) -> None:
     (one,) = judge_profile(make_profile())
     assert (one.code, one.severity) == ("one-context", "note")

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from specplan.costs import tables_from_profile
+from specplan.costs.pricing import reference_row
 from specplan.errors import ConfigError, CoverageError
 from specplan.files import CostTables, Profile, Sample
 
@@ -105,6 +108,108 @@ def test_no_draft_is_free(make_profile: MakeProfile) -> None:
     tables = tables_from_profile(make_profile(draft=None, keep=lambda s: s.model == "verify"))
     assert tables.draft_ms.tolist() == [0.0] * 5
     assert "free-drafter" in codes(tables)
+
+
+def letters(source: Any) -> str:
+    return "".join("mpix"[cell] for cell in source)
+
+
+def test_golden_host(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    """Medians per requests, whatever k and tokens; linear between, and on along the last slope."""
+    host = [
+        make_sample("host", "eager", 2, 8, 3, 128, [1.0, 1.5, 9.0]),
+        make_sample("host", "eager", 2, 40, 0, 0, [1.25, 2.0]),
+        make_sample("host", "eager", 4, 4, 0, 128, [2.5] * 3),
+    ]
+    many = [make_sample("verify", "graph", 8, 8, None, 128, [9.0])]
+    tables = tables_from_profile(make_profile(extra=[*host, *many], max_num_seqs=8), max_num_reqs=8)
+    assert tables.overhead_ms.tolist() == [1.5, 1.5, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5]
+    assert tables.overhead_source is not None
+    assert letters(tables.overhead_source) == "xxmimxxxx"
+    assert tables.overhead_ci_ms is not None
+    assert tables.overhead_ci_ms[4] == 0 < tables.overhead_ci_ms[2]
+    (finding,) = (finding for finding in tables.findings if finding.place == "host")
+    assert finding.message == "host costs past 4 requests (to 8) were not measured: continued along the last slope"
+    # The shapes by turns: the earlier half of the two requests' repetitions is [1, 1.25, 1.5], the later one [2, 9].
+    assert tables.error.overhead is not None
+    assert (tables.error.overhead.points, tables.error.overhead.bias) == (2, pytest.approx((1.25 / 5.5 - 1) / 2))
+
+
+def test_golden_drafter_prefill(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    """Nothing without tokens, then the first point's cost; linear between, and on along the last slope."""
+    prefill = [
+        make_sample("draft-prefill", "eager", 1, 4, None, 0, [0.5, 0.5, 9.0]),
+        make_sample("draft-prefill", "eager", 2, 8, None, 0, [1.0, 1.5]),
+        make_sample("draft-prefill", "eager", 4, 8, None, 64, [2.0]),
+    ]
+    tables = tables_from_profile(make_profile(extra=prefill), max_num_tokens=10)
+    assert tables.draft_prefill_ms.tolist() == [0.0, 0.5, 0.5, 0.5, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0]
+    assert tables.draft_prefill_source is not None
+    assert letters(tables.draft_prefill_source) == "mxxxmiiimxx"
+    assert tables.draft_prefill_ci_ms is not None
+    assert tables.draft_prefill_ci_ms[0] == 0
+    assert tables.error.draft_prefill is not None
+    assert tables.error.draft_prefill.points == 2
+    assert [finding.code for finding in tables.findings if finding.place == "draft-prefill"] == ["extrapolated"]
+
+
+def test_what_was_not_measured_is_free_and_a_note(make_profile: MakeProfile) -> None:
+    tables = tables_from_profile(make_profile())
+    assert tables.overhead_ms.tolist() == [0.0] * 5
+    assert tables.draft_prefill_ms.tolist() == [0.0] * 49
+    assert tables.overhead_source is tables.overhead_ci_ms is tables.error.overhead is None
+    assert tables.draft_prefill_source is tables.draft_prefill_ci_ms is tables.error.draft_prefill is None
+    notes = {finding.code: finding for finding in tables.findings if finding.code.endswith("-not-measured")}
+    assert set(notes) == {"host-not-measured", "draft-prefill-not-measured"}
+    assert {note.severity for note in notes.values()} == {"note"}
+    assert notes["host-not-measured"].message == (
+        "the host's work in a step was not measured and is not in these costs"
+    )
+    alone = tables_from_profile(make_profile(draft=None, keep=lambda s: s.model == "verify"))
+    assert "draft-prefill-not-measured" not in codes(alone)  # there is no drafter to prefill
+    assert "host-not-measured" in codes(alone)
+
+
+def test_one_host_point_does_not_say_what_more_requests_cost(
+    make_profile: MakeProfile, make_sample: MakeSample
+) -> None:
+    one = [make_sample("host", "eager", 2, 8, 3, 128, [1.0])]
+    assert tables_from_profile(make_profile(extra=one), max_num_reqs=2).overhead_ms.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(CoverageError, match="the host curve has one point, and 4 was asked for past its last size 2"):
+        tables_from_profile(make_profile(extra=one))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    data=st.data(),
+    model=st.sampled_from(["host", "draft-prefill"]),
+    monotone=st.sampled_from(["running-max", "pad-up", "none"]),
+)
+def test_rows_follow_the_pricing_rule(
+    make_profile: MakeProfile, make_sample: MakeSample, data: st.DataObject, model: str, monotone: Any
+) -> None:
+    costs = st.lists(st.floats(0.01, 100), min_size=1, max_size=4)
+    points = data.draw(st.dictionaries(st.integers(1, 12), costs, min_size=2))
+    extra = [
+        make_sample("host", "eager", size, size, 0, 0, ms)
+        if model == "host"
+        else make_sample("draft-prefill", "eager", 1, size, None, 0, ms)
+        for size, ms in points.items()
+    ]
+    tables = tables_from_profile(make_profile(extra=extra), monotone=monotone, max_num_tokens=20)
+    row = tables.overhead_ms if model == "host" else tables.draft_prefill_ms
+    sizes = sorted(points)
+    expected = reference_row(
+        sizes,
+        [float(np.median(points[size])) for size in sizes],
+        capture_limit=0,
+        max_size=len(row) - 1,
+        monotone=monotone,
+    )
+    assert row[1:].tolist() == expected[1:]
+    assert row[0] == (expected[0] if model == "host" else 0)
+    if monotone == "running-max":
+        assert np.all(np.diff(row) >= 0)
 
 
 def test_narrower_and_longer_than_the_profile(make_profile: MakeProfile) -> None:
@@ -207,13 +312,20 @@ def test_nothing_captured_is_smooth(make_profile: MakeProfile) -> None:
     assert "eager-draft" not in codes(tables)
 
 
-def test_round_trip(make_profile: MakeProfile, tmp_path: Path) -> None:
+def test_round_trip(make_profile: MakeProfile, make_sample: MakeSample, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    profile = make_profile(contexts=[0, 128], repetitions=lambda ms: (ms * rng.lognormal(0, 0.02, 9)).tolist())
+    terms = [make_sample("host", "eager", n, n, 0, 0, [0.1 * n, 0.3]) for n in (1, 4)] + [
+        make_sample("draft-prefill", "eager", 1, t, None, 0, [0.01 * t]) for t in (8, 48)
+    ]
+    profile = make_profile(
+        contexts=[0, 128], repetitions=lambda ms: (ms * rng.lognormal(0, 0.02, 9)).tolist(), extra=terms
+    )
     profile.write(tmp_path / "profile.json")
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     tables_from_profile(profile).write(first)
     tables_from_profile(Profile.read(tmp_path / "profile.json")).write(second)
     assert first.read_bytes() == second.read_bytes()
     again = CostTables.read(first)
-    assert np.array_equal(again.verify_table_ms, tables_from_profile(profile).verify_table_ms)
+    built = tables_from_profile(profile)
+    for name in ("verify_table_ms", "overhead_ms", "overhead_source", "draft_prefill_ms", "draft_prefill_ci_ms"):
+        assert np.array_equal(getattr(again, name), getattr(built, name))

@@ -6,7 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from specplan.costs.samples import draft_points, fill_sheet, hold_impossible, verify_points
+from specplan.costs.samples import (
+    draft_points,
+    draft_prefill_points,
+    fill_sheet,
+    hold_impossible,
+    host_points,
+    verify_points,
+)
 from specplan.errors import ConfigError
 from specplan.files import Profile, Sample
 from specplan.files.tables import Source
@@ -42,6 +49,26 @@ def test_a_shape_measured_again_has_all_its_repetitions(make_profile: MakeProfil
     points = verify_points(make_profile(keep=lambda sample: False, extra=again))
     assert [values.tolist() for values in points.repetitions_ms] == [[1.0, 2.0, 9.0]]
     assert points.median_ms.tolist() == [2.0]
+
+
+def test_the_host_counts_by_requests_and_the_drafters_prefill_by_tokens(
+    make_profile: MakeProfile, make_sample: MakeSample
+) -> None:
+    extra = [
+        make_sample("host", "eager", 2, 8, 3, 128, [1.0, 2.0]),
+        make_sample("host", "eager", 2, 40, 0, 256, [9.0]),  # other tokens, k and context
+        make_sample("host", "eager", 1, 1, 0, 0, [4.0]),
+        make_sample("draft-prefill", "eager", 1, 16, None, 0, [3.0]),
+        make_sample("draft-prefill", "eager", 4, 16, None, 32, [5.0]),  # other requests and context
+        make_sample("draft-prefill", "eager", 4, 8, None, 0, [2.0]),
+    ]
+    profile = make_profile(extra=extra)
+    host, prefill = host_points(profile), draft_prefill_points(profile)
+    assert host.size.tolist() == [1, 2]
+    assert [values.tolist() for values in host.repetitions_ms] == [[4.0], [1.0, 9.0, 2.0]]  # shapes by turns
+    assert prefill.size.tolist() == [8, 16]
+    assert [values.tolist() for values in prefill.repetitions_ms] == [[2.0], [3.0, 5.0]]
+    assert len(host_points(make_profile()).size) == len(draft_prefill_points(make_profile()).size) == 0
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])

@@ -77,9 +77,9 @@ def test_nothing_is_written_on_reject() -> None:
 @pytest.mark.parametrize(
     ("drafts", "sampled", "num_drafts", "words"),
     [
-        (torch.zeros(2, 2), torch.zeros(2, 2), torch.tensor([1, 1]), r"drafts of shape \[2, 2\]"),
-        (torch.zeros(2), torch.zeros(2), torch.tensor([1, 1]), r"samples of \[2\]"),
-        (torch.zeros(2), torch.zeros(3, 2), torch.tensor([1, 1]), r"counts of \[2\]"),
+        (torch.zeros(2, 2), torch.zeros(2, 2), torch.ones(2), r"drafts of shape \[2, 2\]"),
+        (torch.zeros(2), torch.zeros(2), torch.ones(2), r"samples of \[2\]"),
+        (torch.zeros(2), torch.zeros(3, 2), torch.ones(2), r"counts of \[2\]"),
         (torch.zeros(2), torch.zeros(2, 2), torch.tensor([2, 1]), "2 drafts, and counts from 1 that sum to 3"),
         (torch.zeros(2), torch.zeros(2, 2), torch.tensor([-1, 3]), "counts from -1"),
     ],
@@ -88,4 +88,19 @@ def test_what_does_not_belong_together_is_refused(
     mask_of: object, drafts: torch.Tensor, sampled: torch.Tensor, num_drafts: torch.Tensor, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        mask_of(drafts, sampled, num_drafts)
+        mask_of(drafts.long(), sampled.long(), num_drafts.long())
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float32])
+def test_what_cannot_hold_minus_one_is_refused(mask_of: object, dtype: torch.dtype) -> None:
+    """255 of uint8 would be taken for padding, and a mask of booleans would not index."""
+    fine = [torch.zeros(2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch.int16)]
+    for place in range(3):
+        tensors = [tensor.to(dtype) if index == place else tensor for index, tensor in enumerate(fine)]
+        with pytest.raises(ConfigError, match="expected signed integers"):
+            mask_of(*tensors)
+    with pytest.raises(ConfigError, match="expected signed integers"):
+        accepted_slot_mapping(torch.zeros(2, dtype=dtype), torch.ones(2, dtype=torch.bool))
+    with pytest.raises(ConfigError, match="a mask of"):
+        accepted_slot_mapping(torch.zeros(1, dtype=torch.int32), torch.ones(2, dtype=torch.bool))

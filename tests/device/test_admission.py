@@ -16,6 +16,8 @@ from specplan.device import admit_drafts, compact_batch
 from specplan.errors import ConfigError
 from specplan.planning import admit_by_survival, survival_probability
 
+THREE = torch.arange(3)
+
 
 def run_torch(case: Any, *, on_device: bool = False) -> np.ndarray[Any, np.dtype[np.int32]]:
     budget = torch.tensor(case.draft_budget) if on_device else case.draft_budget
@@ -75,6 +77,8 @@ def test_compiled_equals_eager(admission_case: Callable[..., Any]) -> None:
 def test_the_fused_kernel_equals_its_parts(admission_case: Callable[..., Any]) -> None:
     """In Triton's interpreter; tests/gpu runs the compiled kernel."""
     pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("tests/gpu runs the compiled kernel")
     from specplan.device.admission_kernel import admit_and_compact
 
     rng = np.random.default_rng(2)
@@ -104,27 +108,36 @@ def test_the_fused_kernel_equals_its_parts(admission_case: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize(("rows", "positions", "warps"), [(8, 4, 1), (256, 8, 8), (1024, 16, 32)])
-def test_the_fused_kernel_compiles(
-    compile_ahead: Callable[..., dict[str, Any]], capability: int, rows: int, positions: int, warps: int
+@pytest.mark.parametrize(
+    ("rows", "positions", "warps", "on_device"),
+    [(1, 1, 1, False), (8, 1, 1, True), (256, 8, 8, True), (1024, 16, 32, False), (2048, 8, 32, False)],
+)
+def test_the_fused_kernel_compiles_without_spills(
+    compile_ahead: Callable[..., dict[str, Any]],
+    capability: int,
+    rows: int,
+    positions: int,
+    warps: int,
+    on_device: bool,
 ) -> None:
     """For GPUs that need not be here: the interpreter accepts what the compiler would not."""
-    from specplan.device.admission_kernel import num_warps
+    from specplan.device.admission_kernel import MAX_SLOTS, num_warps
 
+    assert rows * positions <= MAX_SLOTS
     assert num_warps(rows * positions) == warps
     pointers = ("scheduled", "num_non_draft_tokens", "admitted", "cu_num_logits", "query_start_loc")
-    numbers = ("draft_budget", "num_reqs", "padded_reqs", "num_positions", "slot_stride", "num_bonus_tokens")
+    numbers = ("num_reqs", "padded_reqs", "num_positions", "slot_stride", "num_bonus_tokens")
     compiled = compile_ahead(
         "specplan.device.admission_kernel",
         "admit_and_compact_kernel",
-        signature={"confidence": "*fp32", "idx_mapping": "*i32"}
+        signature={"confidence": "*fp32", "idx_mapping": "*i32", "draft_budget": "*i32" if on_device else "i32"}
         | dict.fromkeys(pointers, "*i32")
         | dict.fromkeys(numbers, "i32"),
-        constants={"BUDGET_ON_DEVICE": False, "ROWS": rows, "POSITIONS": positions},
+        constants={"BUDGET_ON_DEVICE": on_device, "ROWS": rows, "POSITIONS": positions},
         capability=capability,
         num_warps=warps,
     )
-    assert "st.local" not in compiled["ptx"]
+    assert compiled["spilled_bytes"] == 0
     assert compiled["shared_bytes"] <= 48 * 1024
 
 
@@ -174,13 +187,44 @@ def test_no_requests_and_no_positions() -> None:
 @pytest.mark.parametrize(
     ("confidence", "idx_mapping", "scheduled", "budget", "words"),
     [
-        (torch.ones(3), torch.arange(3), torch.ones(3), 1, r"\[num_slots, K\]"),
-        (torch.ones(3, 2), torch.arange(3), torch.ones(2), 1, r"scheduled of \[2\]"),
-        (torch.ones(3, 2), torch.arange(3), torch.ones(3), -1, "draft_budget is -1"),
+        (torch.ones(3), THREE, THREE, 1, r"\[num_slots, K\]"),
+        (torch.ones(3, 2), THREE, torch.arange(2), 1, r"scheduled of \[2\]"),
+        (torch.ones(3, 2), THREE, THREE, -1, "draft_budget is -1"),
+        (torch.ones(3, 2), THREE, THREE, 2.5, "draft_budget is 2.5"),
+        (torch.ones(3, 2), THREE, THREE, torch.ones(1), r"a draft_budget of \[1\] torch.float32"),
+        (torch.ones(3, 2), THREE, THREE, THREE, r"a draft_budget of \[3\]"),
+        (torch.ones(3, 2), THREE.to(torch.uint8), THREE, 1, "idx_mapping is torch.uint8"),
+        (torch.ones(3, 2), THREE, THREE.float(), 1, "scheduled is torch.float32"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(
-    confidence: torch.Tensor, idx_mapping: torch.Tensor, scheduled: torch.Tensor, budget: int, words: str
+    confidence: torch.Tensor, idx_mapping: torch.Tensor, scheduled: torch.Tensor, budget: Any, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         admit_drafts(confidence, idx_mapping, scheduled, budget)
+
+
+def test_the_fused_kernel_refuses_what_it_would_misread() -> None:
+    pytest.importorskip("triton")
+    from specplan.device.admission_kernel import admit_and_compact, is_fused
+
+    line = torch.ones(3, dtype=torch.int32)
+
+    def call(confidence: torch.Tensor, rows: torch.Tensor, *, padded_reqs: int, size: int) -> None:
+        out = torch.zeros(size, dtype=torch.int32)
+        admit_and_compact(confidence, rows, line, line, 2, out, padded_reqs=padded_reqs, num_bonus_tokens=1)
+
+    for confidence, rows, padded_reqs, size in (
+        (torch.rand(2, 3).T, line, 3, 11),
+        (torch.rand(3, 2), torch.ones(6, dtype=torch.int32)[::2], 3, 11),
+        (torch.rand(3, 2), line, 2, 9),
+        (torch.rand(3, 2), line, 3, 12),
+    ):
+        with pytest.raises(ConfigError, match="3 requests padded to"):
+            call(confidence, rows, padded_reqs=padded_reqs, size=size)
+    assert is_fused(1024, 15)
+    assert is_fused(2048, 7)
+    assert not is_fused(2048, 15)
+    assert not is_fused(4096, 1)
+    assert not is_fused(0, 7)
+    assert not is_fused(8, 0)

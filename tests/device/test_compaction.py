@@ -82,3 +82,12 @@ def test_what_does_not_fit_is_refused() -> None:
         compact_batch(torch.ones(2), torch.ones(2), padded_reqs=1)
     with pytest.raises(ConfigError, match="draft_budget is -1"):
         host_counts(np.array([1]), np.array([1]), np.array([0]), -1)
+    with pytest.raises(ConfigError, match="the fewest drafts of a row -1"):
+        host_counts(np.array([-1, 3]), np.array([1, 1]), np.array([0, 0]), 1)
+
+
+def test_narrow_integers_do_not_wrap() -> None:
+    counts = host_counts(np.array([7], np.uint8), np.array([250], np.uint8), np.array([200], np.uint8), 7)
+    assert (counts.total_tokens, counts.max_query_lens.tolist(), counts.max_seq_lens.tolist()) == (257, [257], [457])
+    _, query_start_loc = compact_batch(torch.tensor([100], dtype=torch.int8), torch.tensor([100], dtype=torch.int8))
+    assert query_start_loc.tolist() == [0, 200]

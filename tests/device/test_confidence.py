@@ -121,3 +121,12 @@ def test_the_buffer_is_a_log_read_late(steps: list[tuple[set[int], set[int]]], l
 def test_what_does_not_fit_is_refused(call: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         call(make(lag=0))
+
+
+def test_it_outlives_inference_mode_and_takes_what_a_model_made() -> None:
+    with torch.inference_mode():
+        buffer = make(lag=0)
+        buffer.record(np.array([0]), np.array([True]), torch.full((1, 2), 0.5))
+    buffer.record(np.array([1]), np.array([True]), torch.full((1, 2), 0.25, requires_grad=True))
+    assert lagged(buffer, 0, 1) == [0.5, 0.25]
+    assert not buffer.live.requires_grad

@@ -137,3 +137,16 @@ def test_a_narrower_batch_does_not_see_the_columns_of_a_wider_one() -> None:
     narrow = sampled[:, :3]
     assert torch.equal(mask(drafts, narrow, num_drafts), accepted_prefix_mask(drafts, narrow, num_drafts))
     assert mask(drafts, narrow, num_drafts).tolist() == [True, True, True, False]
+
+
+def test_a_mask_outlives_inference_mode() -> None:
+    mask = GraphMask()
+    batch = equal_lengths(2, 2)
+    with torch.inference_mode():
+        assert mask(*batch).all()
+    assert mask(*batch).all()
+
+
+def test_nothing_to_keep_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_graphs is 0"):
+        GraphMask(max_graphs=0)

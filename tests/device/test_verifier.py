@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -49,6 +50,7 @@ def make_batch(scheduled: list[int], *, prefill: int = 0) -> VerifyBatch:
         slots=np.arange(rows + bool(prefill)),
         scheduled=np.array(scheduled + [0] * bool(prefill), dtype=np.int64),
         num_non_draft_tokens=np.array([1] * rows + [prefill] * bool(prefill), dtype=np.int64),
+        is_prefill=np.array([False] * rows + [True] * bool(prefill), dtype=bool),
         is_sampling=np.array([True] * rows + [False] * bool(prefill), dtype=bool),
         context_lens=np.array([10] * rows + [0] * bool(prefill), dtype=np.int64),
     )
@@ -151,15 +153,92 @@ def test_min_gain_keeps_the_full_budget_for_little() -> None:
         assert verifier.choose_budget(batch) == expected
 
 
+def test_prompt_tokens_are_those_of_rows_in_prefill() -> None:
+    """A row that offers no drafts may verify, and a prompt may end in a chunk of one token."""
+    batch = VerifyBatch(
+        slots=np.arange(4),
+        scheduled=np.array([2, 0, 0, 0]),
+        num_non_draft_tokens=np.array([1, 1, 1, 7]),
+        is_prefill=np.array([False, False, True, True]),
+        is_sampling=np.array([True, True, True, False]),
+        context_lens=np.zeros(4, dtype=int),
+    )
+    assert batch.num_prompt_tokens == 8
+    assert make_batch([2, 2]).num_prompt_tokens == make_batch([]).num_prompt_tokens == 0
+
+
+def test_the_budget_weighs_the_hosts_work_and_the_drafters_prefill() -> None:
+    """A draft of survival 1/4 takes the verify pass from 1 ms to 1.4: it pays where 0.15 < what else there is / 4."""
+    bare = build_cost_tables(None, [(1, 1.0), (2, 1.4), (9, 1.4)], max_num_reqs=2, max_num_tokens=9, capture_limit=9)
+    prefilled = [(1, 1.0), (6, 1.0), (7, 1.4), (9, 1.4)]
+    for overhead_ms, prefill_ms, scheduled, prefill, budget in (
+        ([0.0, 0.5, 9.0], 9.0, [1], 0, 0),
+        ([0.0, 1.0, 0.0], 0.0, [1], 0, 1),
+        ([9.0, 9.0, 0.1], 0.4, [1], 5, 0),  # of the two requests one is in prefill
+        ([0.0, 0.0, 0.1], 0.6, [1], 5, 1),
+    ):
+        tables = bare
+        if prefill:
+            tables = build_cost_tables(None, prefilled, max_num_reqs=2, max_num_tokens=9, capture_limit=9)
+        tables = msgspec.structs.replace(
+            tables,
+            overhead_ms=np.array(overhead_ms),
+            draft_prefill_ms=np.array([0.0, *[9.0] * 4, prefill_ms, *[9.0] * 4]),
+        )
+        verifier = make_verifier(
+            tables=tables, max_num_seqs=2, num_speculative_tokens=1, max_num_batched_tokens=9, lag=0
+        )
+        batch = make_batch(scheduled, prefill=prefill)
+        verifier.record_confidences(batch, torch.full((batch.num_reqs, 1), 0.25))
+        assert verifier.choose_budget(batch) == budget
+
+
+def with_terms(tables: CostTables) -> CostTables:
+    """The tables with a host and a drafter's prefill dear enough to move budgets."""
+    return msgspec.structs.replace(
+        tables,
+        overhead_ms=0.3 + 0.7 * np.arange(tables.max_num_reqs + 1),
+        draft_prefill_ms=np.sqrt(np.arange(tables.max_num_tokens + 1)),
+    )
+
+
 @pytest.mark.parametrize("lag", [0, 1, 2])
 @pytest.mark.parametrize("concurrency", [1, 3, 8])
-def test_the_step_that_runs_is_the_step_that_is_planned(lag: int, concurrency: int) -> None:
+@pytest.mark.parametrize("tables", [make_tables(), with_terms(make_tables())], ids=["bare", "with-terms"])
+def test_the_step_that_runs_is_the_step_that_is_planned(tables: CostTables, lag: int, concurrency: int) -> None:
     """The verifier inside a loop of its own makes the simulator's decisions, step for step."""
+    case, order = planned_case(tables, lag, concurrency)
+    planned = list(replay_steps(case, case.closed_loop(order)))
+
+    verifier = make_verifier(
+        max_num_seqs=concurrency,
+        num_speculative_tokens=case.num_drafts,
+        max_num_batched_tokens=48,
+        tables=tables,
+        lag=lag,
+    )
+    loop = case.closed_loop(order)
+    slots = Slots(verifier, concurrency)
+    for step_number, record in enumerate(planned):
+        budget, accepted = run_step(loop, verifier, slots, case)
+        assert (budget, accepted) == (record.draft_budget, record.num_accepted), step_number
+
+
+def test_the_terms_move_budgets() -> None:
+    """Without this, equality above would say little of the terms."""
+    for concurrency in (3, 8):
+        bare, dear = (planned_case(tables, 1, concurrency) for tables in (make_tables(), with_terms(make_tables())))
+        budgets = [
+            [step.draft_budget for step in replay_steps(case, case.closed_loop(order))] for case, order in (bare, dear)
+        ]
+        assert budgets[0] != budgets[1]
+
+
+def planned_case(tables: CostTables, lag: int, concurrency: int) -> tuple[ReplayCase, np.ndarray]:
     rng = np.random.default_rng(5)
     num_requests, output_len, k = 20, 12, 4
     confidence = rng.choice(np.array([0.2, 0.6, 0.9, 1.0], np.float32), (num_requests * output_len, k))
     accepted_len = rng.integers(0, k + 1, len(confidence)).astype(np.int32)
-    tables = make_tables()
     prices = StepPrices.from_tables(
         VerifyPrices.from_tables(tables, max_num_reqs=8, max_num_tokens=128),
         tables,
@@ -170,7 +249,8 @@ def test_the_step_that_runs_is_the_step_that_is_planned(lag: int, concurrency: i
         workload=Workload(
             accepted_len=accepted_len,
             first_row=np.arange(num_requests, dtype=np.int64) * output_len + 1,
-            prompt_len=rng.integers(1, 60, num_requests).astype(np.int32),
+            # A prompt of one token looks like a verifying row that offers no drafts.
+            prompt_len=rng.choice([1, 1, 17, 58], num_requests).astype(np.int32),
             output_len=np.full(num_requests, output_len, dtype=np.int32),
         ),
         concurrency=concurrency,
@@ -181,17 +261,7 @@ def test_the_step_that_runs_is_the_step_that_is_planned(lag: int, concurrency: i
         prices=prices,
         planner_prices=prices,
     )
-    order = np.arange(num_requests, dtype=np.int64)
-    planned = list(replay_steps(case, case.closed_loop(order)))
-
-    verifier = make_verifier(
-        max_num_seqs=concurrency, num_speculative_tokens=k, max_num_batched_tokens=48, tables=tables, lag=lag
-    )
-    loop = case.closed_loop(order)
-    slots = Slots(verifier, concurrency)
-    for step_number, record in enumerate(planned):
-        budget, accepted = run_step(loop, verifier, slots, case)
-        assert (budget, accepted) == (record.draft_budget, record.num_accepted), step_number
+    return case, np.arange(num_requests, dtype=np.int64)
 
 
 class Slots:
@@ -222,6 +292,7 @@ def run_step(loop: ClosedLoop, verifier: AdaptiveVerifier, slots: Slots, case: R
         slots=np.array([slots.of(request) for request in requests]),
         scheduled=np.array([case.num_drafts] * num_verifying + [0] * len(step.prefilling)),
         num_non_draft_tokens=np.array([1] * num_verifying + [chunk for _, chunk in step.prefilling]),
+        is_prefill=np.array([False] * num_verifying + [True] * len(step.prefilling)),
         is_sampling=np.array([True] * num_verifying + [request in step.completing for request, _ in step.prefilling]),
         context_lens=np.array([request.context_len for request in requests]),
     )
@@ -262,12 +333,19 @@ steep = [(1, 1.0), (3, 1.0), (4, 1.2), (12, 9.0)]
 flat = [(1, 1.0), (12, 1.0)]
 tables = build_cost_tables([(1, 0.1), (4, 0.1)], steep if rank == 0 else flat, max_num_reqs=4, max_num_tokens=12)
 verifier = AdaptiveVerifier(
-    max_num_seqs=3, num_speculative_tokens=2, device=torch.device("cpu"), tables=tables, lag=0, group=dist.group.WORLD
+    max_num_seqs=3,
+    num_speculative_tokens=2,
+    device=torch.device("cpu"),
+    tables=tables,
+    lag=0,
+    cpu_group=dist.group.WORLD,
+    device_group=dist.group.WORLD,
 )
 batch = VerifyBatch(
     slots=np.arange(3),
     scheduled=np.array([2, 2, 2]),
     num_non_draft_tokens=np.ones(3, dtype=int),
+    is_prefill=np.zeros(3, dtype=bool),
     is_sampling=np.ones(3, dtype=bool),
     context_lens=np.zeros(3, dtype=int),
 )
@@ -279,6 +357,7 @@ too_many = VerifyBatch(
     slots=np.arange(3),
     scheduled=np.array([2, 2, 3 if rank == 0 else 2]),
     num_non_draft_tokens=np.ones(3, dtype=int),
+    is_prefill=np.zeros(3, dtype=bool),
     is_sampling=np.ones(3, dtype=bool),
     context_lens=np.zeros(3, dtype=int),
 )
@@ -334,10 +413,20 @@ def test_profiled_shapes_are_what_the_tables_need() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scheduled": np.array([1, 1])}, "3, 2, 3, 3, 3 rows"),
-        ({"scheduled": np.array([1, -1, 1])}, "row 1 offers -1 drafts"),
-        ({"num_non_draft_tokens": np.array([1, 1, 0])}, "row 2 offers 1 drafts after 0 other tokens"),
-        ({"is_sampling": np.array([True, True, False])}, "row 2 .* does not sample"),
+        ({"scheduled": np.array([1, 1])}, "3, 2, 3, 3, 3, 3 rows"),
+        ({"scheduled": np.array([1, -1, 1])}, "row 1, verifying, offers -1 drafts"),
+        ({"num_non_draft_tokens": np.array([1, 1, 0])}, "row 2, verifying, offers 1 drafts after 0 other tokens"),
+        ({"num_non_draft_tokens": np.array([1, 2, 1])}, "row 1, verifying, offers 1 drafts after 2 other tokens"),
+        ({"is_sampling": np.array([True, True, False])}, "row 2, verifying, .* does not sample"),
+        ({"is_prefill": np.array([False, True, False])}, "row 1, in prefill, offers 1 drafts"),
+        (
+            {
+                "is_prefill": np.ones(3, bool),
+                "scheduled": np.zeros(3, int),
+                "num_non_draft_tokens": np.array([9, 0, 1]),
+            },
+            "row 1, in prefill, offers 0 drafts after 0 other tokens",
+        ),
     ],
 )
 def test_a_batch_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -345,6 +434,7 @@ def test_a_batch_that_cannot_be_is_refused(changes: dict[str, Any], words: str) 
         "slots": np.arange(3),
         "scheduled": np.ones(3, dtype=int),
         "num_non_draft_tokens": np.ones(3, dtype=int),
+        "is_prefill": np.zeros(3, dtype=bool),
         "is_sampling": np.ones(3, dtype=bool),
         "context_lens": np.zeros(3, dtype=int),
     }
@@ -354,12 +444,14 @@ def test_a_batch_that_cannot_be_is_refused(changes: dict[str, Any], words: str) 
 
 def test_a_step_larger_than_configured_is_refused() -> None:
     verifier = make_verifier()
-    with pytest.raises(ConfigError, match="5 requests with up to 2 drafts, configured for 4"):
+    with pytest.raises(ConfigError, match=r"5 requests with up to 2 drafts .* configured for 4"):
         verifier.choose_budget(make_batch([2] * 5))
-    with pytest.raises(ConfigError, match="up to 3 drafts, configured for 4 and K = 2"):
+    with pytest.raises(ConfigError, match=r"up to 3 drafts .* configured for 4 requests and K = 2"):
         verifier.choose_budget(make_batch([3]))
     with pytest.raises(CoverageError, match="may run"):
         verifier.choose_budget(make_batch([2], prefill=100))
+    with pytest.raises(CoverageError, match="this step may run 1000 prompt tokens"):
+        verifier.choose_budget(make_batch([2], prefill=1000))
     with pytest.raises(CoverageError, match="reach 8 requests"):
         make_verifier(max_num_seqs=9)
     with pytest.raises(ConfigError, match="padded to 1"):

@@ -60,7 +60,12 @@ def profile() -> Profile:
         max_num_batched_tokens=8,
         capture_sizes=[1, 2, 4],
         complete=True,
-        samples=[sample(), sample(model="draft", k=3)],
+        samples=[
+            sample(),
+            sample(model="draft", k=3),
+            sample(model="host", mode="eager", executed_num_tokens=3, k=3),
+            sample(model="draft-prefill", mode="eager", executed_num_tokens=3),
+        ],
     )
 
 
@@ -107,6 +112,10 @@ def test_properties(profile: Profile) -> None:
     assert msgspec.structs.replace(profile, capture_sizes=[]).capture_limit == 0
 
 
+def test_a_host_sample_without_a_drafter_proposes_no_drafts() -> None:
+    assert sample(model="host", mode="eager", executed_num_tokens=3, k=0).k == 0
+
+
 def set_at(*path: Any, to: Any) -> Callable[[Any], None]:
     def change(content: Any) -> None:
         for key in path[:-1]:
@@ -118,6 +127,8 @@ def set_at(*path: Any, to: Any) -> Callable[[Any], None]:
 
 verify = partial(set_at, "samples", 0)
 draft = partial(set_at, "samples", 1)
+host = partial(set_at, "samples", 2)
+draft_prefill = partial(set_at, "samples", 3)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +141,23 @@ draft = partial(set_at, "samples", 1)
         (verify("k", to=1), "$.samples[0].k: expected null for a verify sample, got 1"),
         (draft("k", to=None), "$.samples[1].k: expected drafts per request for a draft sample, got null"),
         (draft("k", to=4), "$.samples[1].k: expected at most num_speculative_tokens (3), got 4"),
+        (host("k", to=None), "$.samples[2].k: expected drafts per request for a host sample, got null"),
+        (host("k", to=4), "$.samples[2].k: expected at most num_speculative_tokens (3), got 4"),
+        (host("mode", to="graph"), "$.samples[2].mode: expected eager for a host sample, got graph"),
+        (host("num_tokens", to=1), "$.samples[2].num_tokens: expected at least one per request (2), got 1"),
+        (
+            host("executed_num_tokens", to=4),
+            "$.samples[2].executed_num_tokens: expected the 3 asked for, as nothing pads, got 4",
+        ),
+        (host("device_ms", to=[1.0] * 4), "$.samples[2].device_ms: expected none for a host sample, got 4"),
+        (draft_prefill("k", to=0), "$.samples[3].k: expected null for a draft-prefill sample, got 0"),
+        (draft_prefill("mode", to="graph"), "$.samples[3].mode: expected eager for a draft-prefill sample, got graph"),
+        (draft_prefill("num_tokens", to=1), "$.samples[3].num_tokens: expected at least one per request (2), got 1"),
+        (
+            draft_prefill("executed_num_reqs", to=3),
+            "$.samples[3].executed_num_reqs: expected the 2 asked for, as nothing pads, got 3",
+        ),
+        (verify("model", to="prefill"), "$.samples[0].model: invalid enum value 'prefill'"),
         (verify("num_tokens", to=1), "$.samples[0].num_tokens: expected at least one per request (2), got 1"),
         (
             verify("executed_num_tokens", to=2),

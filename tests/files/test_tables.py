@@ -29,11 +29,12 @@ def tables(**changes: Any) -> CostTables:
         "capture_limit": 2,
         "draft_capture_limit": None,
         "monotone": "running-max",
-        "overhead_ms": 0.25,
         "error": HeldOutError(
             captured=RegionError(method="split-half", mape=0.01, p95=0.02, bias=-0.005, points=4),
             smooth=None,
             draft=None,
+            overhead=RegionError(method="split-half", mape=0.1, p95=0.2, bias=0.0, points=2),
+            draft_prefill=None,
         ),
         "findings": [Finding(code="c", severity="note", place="p", message="m", hint="h")],
         "contexts": [0, 100],
@@ -47,6 +48,12 @@ def tables(**changes: Any) -> CostTables:
         "draft_table_ms": np.array([[0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 2.0, 2.0]]),
         "draft_source": np.zeros((2, 5), dtype=np.uint8),
         "draft_ci_ms": None,
+        "overhead_ms": np.array([0.25, 0.25, 0.25, 0.5, 0.75]),
+        "overhead_source": np.array([3, 3, 0, 2, 0], dtype=np.uint8),
+        "overhead_ci_ms": np.full(5, 0.0625),
+        "draft_prefill_ms": np.array([0.0, 0.5, 0.5, 0.5]),
+        "draft_prefill_source": None,
+        "draft_prefill_ci_ms": None,
     }
     return CostTables(**{**fields, **changes})
 
@@ -55,6 +62,7 @@ def test_shape() -> None:
     assert (tables().max_num_tokens, tables().max_num_reqs) == (3, 4)
     assert tables().verify_ms.tolist() == [7.0, 7.0, 8.0, 9.0]
     assert tables().draft_ms.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]
+    assert (tables().overhead_ms.shape, tables().draft_prefill_ms.shape) == ((5,), (4,))
 
 
 @pytest.mark.parametrize(
@@ -115,13 +123,14 @@ def test_rows_are_the_callers_own_and_tables_are_frozen() -> None:
     frozen.verify_row(2, 0)[:] = 9.0
     assert frozen.draft_row(0)[1] == 0.0
     assert frozen.verify_row(2, 0)[1] == 1.0
-    with pytest.raises(ValueError, match="read-only"):
-        frozen.verify_ms[0] = 1.0
+    for row in (frozen.verify_ms, frozen.draft_ms, frozen.overhead_ms, frozen.draft_prefill_ms):
+        with pytest.raises(ValueError, match="read-only"):
+            row[0] = 1.0
 
 
 def test_round_trip_is_exact_and_deterministic(tmp_path: Path) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    tables(overhead_ms=0.1).write(first)
+    tables().write(first)
     again = CostTables.read(first)
     again.write(second)
     assert first.read_bytes() == second.read_bytes()
@@ -129,6 +138,12 @@ def test_round_trip_is_exact_and_deterministic(tmp_path: Path) -> None:
     assert np.array_equal(again.verify_source, tables().verify_source)
     assert again.verify_source.dtype == np.uint8
     assert again.draft_ci_ms is None
+    assert again.overhead_ms.tolist() == [0.25, 0.25, 0.25, 0.5, 0.75]
+    assert again.overhead_source is not None
+    assert again.overhead_source.tolist() == [3, 3, 0, 2, 0]
+    assert again.overhead_ci_ms is not None
+    assert again.draft_prefill_ms.tolist() == [0.0, 0.5, 0.5, 0.5]
+    assert again.draft_prefill_source is again.draft_prefill_ci_ms is None
     assert again.error == tables().error
     assert again.findings == tables().findings
 
@@ -138,8 +153,13 @@ def test_the_file_says_what_its_letters_mean(tmp_path: Path) -> None:
     tables().write(path)
     content = json.loads(path.read_text())
     assert content["legend"] == {"m": "measured", "p": "padded", "i": "interpolated", "x": "extrapolated"}
+    content["legend"].pop("i")
+    path.write_text(json.dumps(content))
+    with pytest.raises(FileError, match="legend"):
+        CostTables.read(path)
     assert content["verify_source"] == [["mmmx", "mmpx"], ["mmmx", "mimm"]]
     assert content["draft_ms"][1] == [1.0, 1.0, 1.0, 2.0, 2.0]
+    assert (content["overhead_source"], content["draft_prefill_source"]) == ("xxmim", None)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +182,15 @@ def test_the_file_says_what_its_letters_mean(tmp_path: Path) -> None:
         (("num_reqs",), [4, 2], "$.num_reqs[1]: expected at least 5, got 2"),
         (("contexts",), [], "$.contexts: expected at least one entry, got none"),
         (("capture_limit",), 4, "$.capture_limit: expected the largest capture size (2), got 4"),
-        (("overhead_ms",), -0.5, "$.overhead_ms: expected float >= 0.0, got -0.5"),
+        (("overhead_ms",), 0.25, "$.overhead_ms: expected 5 cells, for 0 to 4 requests, got shape []"),
+        (("overhead_ms",), [0.25], "$.overhead_ms: expected 5 cells, for 0 to 4 requests, got shape [1]"),
+        (("overhead_ms", 3), -0.5, f"$.overhead_ms[3]: {NON_NEGATIVE}, got -0.5"),
+        (("overhead_source",), "mmmq?", "$.overhead_source[3]: expected one of m, p, i, x, got 'q'"),
+        (("overhead_source",), "mm", "$.overhead_source: expected shape [5], got [2]"),
+        (("overhead_ci_ms", 4), -1, f"$.overhead_ci_ms[4]: {NON_NEGATIVE}, got -1.0"),
+        (("draft_prefill_ms",), [0.0], "$.draft_prefill_ms: expected 4 cells, for 0 to 3 tokens, got shape [1]"),
+        (("draft_prefill_ms", 0), 0.5, "$.draft_prefill_ms[0]: expected 0 for no tokens, got 0.5"),
+        (("draft_prefill_ms", 1), -0.5, f"$.draft_prefill_ms[1]: {NON_NEGATIVE}, got -0.5"),
         (("monotone",), "up", "$.monotone: invalid enum value 'up'"),
     ],
 )
@@ -180,3 +208,14 @@ def test_a_malformed_file_is_refused_with_the_place(
     with pytest.raises(FileError) as raised:
         CostTables.read(file)
     assert raised.value.message == f"{file}: {message}"
+
+
+def test_tables_from_before_a_term_was_added_are_to_be_built_anew(tmp_path: Path) -> None:
+    file = tmp_path / "tables.json"
+    tables().write(file)
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in content.items() if "draft_prefill" not in key}))
+    with pytest.raises(FileError) as raised:
+        CostTables.read(file)
+    assert raised.value.message == f"{file}: $: object missing required field draft_prefill_ms"
+    assert raised.value.hint.startswith("`specplan tables` writes cost tables; run it again")

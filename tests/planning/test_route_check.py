@@ -183,6 +183,20 @@ class TestPrices:
         assert drafts.draft_source[0, 6] == Source.EXTRAPOLATED
         assert all(price.is_extrapolated for price in prices(check(tables=drafts)).values() if price is not None)
 
+    def test_the_host_is_charged_by_requests(self) -> None:
+        import msgspec
+
+        tables = msgspec.structs.replace(
+            make_tables(),
+            overhead_ms=np.arange(9) / 8,
+            overhead_source=np.array([Source.MEASURED] * 6 + [Source.EXTRAPOLATED] * 3, dtype=np.uint8),
+        )
+        checked = check(tables=tables)
+        assert checked.full_batch.price is not None
+        assert checked.full_batch.price.cost_ms == pytest.approx(0.4 + 9.0 + 6 / 8)
+        assert checked.full_batch.price.is_extrapolated
+        assert prices(checked)["num-reqs"] == exact(0.4 + 3.7 + 5 / 8)
+
     def test_drafts_between_measured_k(self) -> None:
         tables = with_draft_ks([1, 6], [1.0, 3.5])
         assert check(tables=tables).full_batch.price == exact(3.5 + 9.0 + 0.1)
@@ -228,3 +242,36 @@ def test_without_graphs_there_is_no_adaptive_verification() -> None:
     with pytest.raises(InfeasibleError, match="nothing is captured") as caught:
         check(tables=make_tables(capture_limit=0))
     assert "80 tokens" in caught.value.hint
+
+
+def test_a_larger_size_bounds_nothing_where_costs_may_fall() -> None:
+    """Not even the nearest: 16 tokens cost less than 8 here."""
+    tables = build_cost_tables(
+        [(1, 0.3), (4, 0.5)],
+        [(4, 2.0), (8, 2.1), (16, 1.6)],
+        max_num_reqs=8,
+        max_num_tokens=64,
+        capture_limit=16,
+        monotone="none",
+    )
+    with pytest.raises(CoverageError, match="monotone: none"):
+        check_route(
+            max_num_seqs=3,
+            num_speculative_tokens=3,
+            graph_mode=GraphMode.FULL,
+            has_piecewise=True,
+            attention=AttentionSupport(kind="always"),
+            capture_limit=9,
+            tables=tables,
+        )
+
+
+def test_a_limit_that_would_be_refused_is_not_offered() -> None:
+    checked = check_route(
+        max_num_seqs=1_000_000,
+        num_speculative_tokens=7,
+        graph_mode=GraphMode.FULL,
+        has_piecewise=True,
+        attention=AttentionSupport(kind="always"),
+    )
+    assert "capture-limit" not in {choice.change for choice in checked.choices}

@@ -19,13 +19,23 @@ MakePrices = Callable[..., StepPrices]
 def make_prices() -> MakePrices:
     """Prices of one context, by tokens and, of drafting, by k (one for any), whatever the number of requests."""
 
-    def make(verify_ms: Any, *, max_num_reqs: int, draft_ms: Any = 0.0, overhead_ms: float = 0.0) -> StepPrices:
+    def make(
+        verify_ms: Any,
+        *,
+        max_num_reqs: int,
+        draft_ms: Any = 0.0,
+        overhead_ms: Any = 0.0,  # one for any number of requests, or one for each
+        draft_prefill_ms: Any = 0.0,  # the same, of prompt tokens
+    ) -> StepPrices:
         row = np.asarray(verify_ms, dtype=np.float64)
         table = np.broadcast_to(row, (1, max_num_reqs + 1, len(row))).copy()
         verify = VerifyPrices(contexts=np.zeros(1), verify_ms=table, extrapolated=np.zeros(table.shape, dtype=np.bool_))
         by_k = np.full(8, draft_ms) if np.isscalar(draft_ms) else np.asarray(draft_ms, dtype=np.float64)
         return StepPrices(
-            verify=verify, draft_ms=np.repeat(by_k[:, None], max_num_reqs + 1, axis=1), overhead_ms=overhead_ms
+            verify=verify,
+            draft_ms=np.repeat(by_k[:, None], max_num_reqs + 1, axis=1),
+            overhead_ms=np.broadcast_to(np.float64(overhead_ms), max_num_reqs + 1).copy(),
+            draft_prefill_ms=np.broadcast_to(np.float64(draft_prefill_ms), len(row)).copy(),
         )
 
     return make

@@ -36,11 +36,19 @@ def test_a_cost_is_extrapolated_where_a_cell_it_rests_on_is() -> None:
     assert not prices.is_extrapolated(2, 200, 4)
 
 
-def test_a_step_costs_draft_verify_and_overhead() -> None:
-    draft_ms = np.array([[9, 9, 9], [9, 0.5, 0.25], [9, 1.5, 0.75]])
-    prices = StepPrices(verify=two_contexts(), draft_ms=draft_ms, overhead_ms=0.125)
-    assert prices.step_ms(2, 200, 3, k=1) == 0.25 + 8 + 0.125
-    assert prices.step_ms(2, 200, 3, k=2) == 0.75 + 8 + 0.125
+def test_a_step_costs_draft_verify_host_and_the_drafters_prefill() -> None:
+    prices = StepPrices(
+        verify=two_contexts(),
+        draft_ms=np.array([[9, 9, 9], [9, 0.5, 0.25], [9, 1.5, 0.75]]),
+        overhead_ms=np.array([9, 0.0625, 0.125]),
+        draft_prefill_ms=np.array([0, 2, 4, 6, 8.0]),
+    )
+    assert prices.step_ms(2, 200, 3, num_prompt_tokens=0, k=1) == 0.25 + 8 + 0.125
+    assert prices.step_ms(2, 200, 3, num_prompt_tokens=0, k=2) == 0.75 + 8 + 0.125
+    assert prices.step_ms(1, 200, 3, num_prompt_tokens=2, k=1) == 0.5 + 8 + 0.0625 + 4
+    assert prices.fixed_ms(1, 2) == 0.0625 + 4
+    with pytest.raises(CoverageError, match="reach 4 tokens, and this step may run 5 prompt tokens"):
+        prices.fixed_ms(1, 5)
 
 
 NEVER = [math.nan] * 3
@@ -63,12 +71,25 @@ def test_drafting_is_priced_at_every_k_that_a_policy_may_draft(policy: str, expe
         draft_table_ms=np.array([[0.0, 1, 2], [0, 3, 4]]),
         draft_source=np.zeros((2, 3), dtype=np.uint8),
         draft_ci_ms=None,
+        overhead_ms=np.zeros(3),
     )
     prices = StepPrices.from_tables(two_contexts(), built, policy=parse_policy(policy), num_speculative_tokens=3)
     assert np.array_equal(prices.draft_ms, expected, equal_nan=True)
     if policy == "ema":
         with pytest.raises(CoverageError, match="no draft cost for k = 4"):
             StepPrices.from_tables(two_contexts(), built, policy=parse_policy(policy), num_speculative_tokens=4)
+
+
+@pytest.mark.parametrize("policy", ["none", "fixed:0", "fixed:2", "ema", "adaptive", "oracle"])
+def test_only_without_a_drafter_is_none_prefilled(policy: str) -> None:
+    built = msgspec.structs.replace(
+        tables(), overhead_ms=np.array([1, 1, 2, 3, 4.0]), draft_prefill_ms=np.arange(17) / 8
+    )
+    prices = StepPrices.from_tables(two_contexts(), built, policy=parse_policy(policy), num_speculative_tokens=3)
+    assert prices.overhead_ms.tolist() == [1, 1, 2, 3, 4]
+    assert prices.draft_prefill_ms.tolist() == [0 if policy == "none" else p / 8 for p in range(17)]
+    assert prices.overhead_ms.flags.writeable  # numba would compile for a read-only row once more
+    assert prices.draft_prefill_ms.flags.writeable
 
 
 def tables() -> CostTables:

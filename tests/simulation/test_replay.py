@@ -224,6 +224,58 @@ def test_a_step_pays_for_the_drafts_it_proposes(make_case: Any, make_prices: Any
     ]
 
 
+def test_a_step_pays_the_host_by_requests_and_the_drafter_by_prompt_tokens(make_case: Any, make_prices: Any) -> None:
+    prices = make_prices(
+        np.ones(5), max_num_reqs=2, overhead_ms=[math.nan, 0.25, 0.5], draft_prefill_ms=[0, 8, 16, 24, 32]
+    )
+    case = make_case("fixed:1", accepted_lens=[[0] * 3, [0]] * 4, prices=prices, prompt_len=[5, 8] * 4, concurrency=2)
+    steps = list(replay_steps(case, case.closed_loop(np.arange(8))))
+    assert [(step.num_reqs, step.num_verifying, step.num_tokens, step.cost_ms) for step in steps[:8]] == [
+        (1, 0, 4, 1 + 0.25 + 32),  # 4 of 5 prompt tokens, and no room for the other request
+        (2, 0, 4, 1 + 0.5 + 32),  # the last one, and 3 of 8
+        (2, 1, 4, 1 + 0.5 + 16),  # 1 + 1, and 2 more
+        (2, 1, 4, 1 + 0.5 + 16),
+        (2, 1, 3, 1 + 0.5 + 8),  # the last one of the 8; the first request is done
+        (2, 1, 4, 1 + 0.5 + 16),  # and so is the second; 2 of 5 of the third
+        (2, 0, 4, 1 + 0.5 + 32),  # 3, and 1 of 8 of the fourth
+        (2, 1, 4, 1 + 0.5 + 16),
+    ]
+
+
+def test_a_budget_weighs_the_hosts_work(make_case: Any, make_prices: Any) -> None:
+    """A draft of confidence 1/4 that takes a step from 1 ms to 1.4 pays where 0.15 < overhead / 4."""
+    for overhead_ms, admitted in ((0.5, 0), (1.0, 1)):
+        case = make_case(
+            "adaptive",
+            accepted_lens=[[0]] * 8,
+            confidence=np.full((8, 1), 0.25, dtype=np.float32),
+            prices=make_prices([1.0, 1.0, 1.4], max_num_reqs=1, overhead_ms=overhead_ms),
+            k=1,
+            lag=0,
+        )
+        assert [step.draft_budget for step in replay_steps(case, case.closed_loop(np.arange(8)))] == [0, admitted] * 8
+
+
+def test_a_budget_weighs_the_drafters_prefill(make_case: Any, make_prices: Any) -> None:
+    """A draft of confidence 1/10 beside 2 prompt tokens: 1 / (1.8 + p) < 1.1 / (2.2 + p) where 2.2 < p."""
+    for prefill_ms, admitted in ((2.0, 0), (3.0, 1)):
+        prices = make_prices(
+            0.6 + 0.4 * np.arange(5), max_num_reqs=2, draft_prefill_ms=[0, 0, prefill_ms, prefill_ms, prefill_ms]
+        )
+        case = make_case(
+            "adaptive",
+            accepted_lens=[[0] * 9, [0] * 9] * 8,
+            confidence=np.full((144, 1), 0.1, dtype=np.float32),
+            prices=prices,
+            prompt_len=[1, 50] * 8,
+            concurrency=2,
+            k=1,
+            lag=0,
+        )
+        steps = list(replay_steps(case, case.closed_loop(np.arange(16))))
+        assert [(step.num_verifying, step.draft_budget) for step in steps[1:5]] == [(1, admitted)] * 4
+
+
 def test_ema_that_sees_every_draft_accepted_is_fixed_at_k(make_case: Any, make_prices: Any) -> None:
     arguments = {
         "accepted_lens": [[K] * length for length in (7, 0, 12, 3, 9)],

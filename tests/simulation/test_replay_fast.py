@@ -25,7 +25,10 @@ def random_prices(rng: np.random.Generator, max_num_reqs: int, max_num_tokens: i
         extrapolated=rng.random(shape) < 0.2,
     )
     return StepPrices(
-        verify=verify, draft_ms=rng.random((k + 1, max_num_reqs + 1)), overhead_ms=float(rng.choice([0, 0.1]))
+        verify=verify,
+        draft_ms=rng.random((k + 1, max_num_reqs + 1)),
+        overhead_ms=rng.choice([0.0, 0.1, 1.0]) * rng.random(max_num_reqs + 1),
+        draft_prefill_ms=rng.choice([0.0, 0.1]) * np.sort(rng.random(max_num_tokens + 1)),
     )
 
 

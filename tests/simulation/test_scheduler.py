@@ -40,6 +40,7 @@ def test_prefill_is_chunked_and_first_come_first_served() -> None:
     assert chunks(first) == [(0, 5), (1, 2), (2, 1)]
     assert [request.request for request in first.completing] == [0, 1]
     assert (first.num_reqs, first.num_sampling, first.num_non_draft_tokens) == (3, 2, 8)
+    assert first.num_prompt_tokens == 8
     assert first.mean_context_len == 0
     run(first)
 
@@ -49,6 +50,7 @@ def test_prefill_is_chunked_and_first_come_first_served() -> None:
     assert [request.request for request in second.verifying] == [0]
     assert chunks(second) == [(2, 6)]  # 8 tokens less 1 + 1 reserved
     assert (second.num_reqs, second.num_sampling, second.num_non_draft_tokens) == (2, 1, 7)
+    assert second.num_prompt_tokens == 6
     assert second.mean_context_len == (5 + 1) / 2  # the token emitted is this step's query, not yet in the cache
     run(second)
 

@@ -72,6 +72,22 @@ def pick(result: SimulationResult, policy: str, concurrency: int) -> PolicyResul
     return next(p for p in result.policies if (p.policy, p.concurrency) == (policy, concurrency))
 
 
+def test_the_host_is_paid_each_step_and_the_drafters_prefill_where_one_is_loaded() -> None:
+    """At concurrency 1: 24 requests of 24 output tokens, each with one prefill of 6 prompt tokens."""
+    prefill_ms = np.zeros(161)
+    prefill_ms[6] = 3.0
+    host = msgspec.structs.replace(make_tables(), overhead_ms=np.array([9.0, 0.5, *[9.0] * 15]))
+    both = msgspec.structs.replace(host, draft_prefill_ms=prefill_ms)
+    for policy, prefills in (("none", 0), ("fixed:1", 24), ("fixed:0", 24), ("ema", 24)):
+        rows = [
+            pick(run(tables=tables, policies=[policy], concurrencies=[1], num_resamples=0), policy, 1)
+            for tables in (make_tables(), host, both)
+        ]
+        bare_ms, host_ms, both_ms = (24 * 24 / row.output_tokens_per_s * 1e3 for row in rows)
+        assert host_ms - bare_ms == pytest.approx(0.5 * rows[0].num_steps)
+        assert both_ms - host_ms == pytest.approx(3.0 * prefills)
+
+
 def test_every_policy_at_every_concurrency() -> None:
     result = run()
     assert [(p.concurrency, p.policy) for p in result.policies] == [(c, p) for c in (1, 8) for p in ALL]
