@@ -1,6 +1,22 @@
-"""Runs models/ with device/: the passes a step is made of, and the recorder."""
+"""Runs models/ with device/: the passes a step is made of, the recorder, and a continuous-batching engine."""
 
-from specplan.engine.passes import DraftPasses, VerifyPass, prefill
+from specplan.engine.imposed import ImposedOutcomes
+from specplan.engine.passes import DraftPasses, PromptPass, VerifyPass, prefill
+from specplan.engine.recorder import record_pair
+from specplan.engine.serving import Engine, EngineStep, Phase, ServingCase
 from specplan.engine.tracing import read_prompts, record_trace
 
-__all__ = ["DraftPasses", "VerifyPass", "prefill", "read_prompts", "record_trace"]
+__all__ = [
+    "DraftPasses",
+    "Engine",
+    "EngineStep",
+    "ImposedOutcomes",
+    "Phase",
+    "PromptPass",
+    "ServingCase",
+    "VerifyPass",
+    "prefill",
+    "read_prompts",
+    "record_pair",
+    "record_trace",
+]

@@ -17,7 +17,7 @@ from specplan.device import accepted_counts, accepted_prefix_mask
 from specplan.device.acceptance import PADDING_TOKEN
 from specplan.models import Decoder, KVCache, RaggedBatch, cached_attention
 
-__all__ = ["FEED_LEN", "DraftPasses", "VerifyPass", "prefill"]
+__all__ = ["FEED_LEN", "DraftPasses", "PromptPass", "VerifyPass", "prefill"]
 
 # An autoregressive drafter is fed the last two committed tokens of every request: the newest one always, and the one
 # before it because, if all drafts were accepted, the last of them never went through the drafter. Feeding a token again
@@ -26,36 +26,60 @@ FEED_LEN = 2
 
 
 class VerifyPass:
-    """One multi-query pass of the target: each request's last committed token followed by its drafts."""
+    """One multi-query pass of the target: each request's last committed token followed by its drafts.
+
+    A request in prefill brings a chunk of its prompt instead, and no drafts: of its tokens the last one alone is
+    judged, so that the head runs over nothing that is not sampled from.
+    """
 
     def __init__(
         self,
         decoder: Decoder,
         cache: KVCache,
         *,
-        query_lens: Sequence[int],  # [num_reqs], 1 + drafts
+        query_lens: Sequence[int],  # [num_reqs]
         context_lens: Sequence[int],  # [num_reqs], tokens in the cache before this pass
+        num_drafts: Sequence[int] | None = None,  # [num_reqs]; where not given, all but each request's first token
+        rows: Sequence[int] | None = None,  # [num_reqs], of the cache, ascending; 0, 1, 2, ... where not given
         padded_tokens: int | None = None,
     ) -> None:
+        if num_drafts is None:
+            num_drafts = [length - 1 for length in query_lens]
         self.decoder = decoder
-        self.batch = RaggedBatch(query_lens, context_lens, cache=cache, padded_tokens=padded_tokens)
+        self.batch = RaggedBatch(query_lens, context_lens, cache=cache, rows=rows, padded_tokens=padded_tokens)
         self.attention = cached_attention(self.batch, cache)
-        self.num_drafts = self.batch.query_lens_tensor - 1  # [num_reqs]
-        drafts = (self.batch.offsets > 0).nonzero().squeeze(1)
-        self.draft_index = drafts  # [drafts in all], where they stand among the pass's tokens
+        device = self.batch.positions.device
+        self.num_drafts = torch.tensor(num_drafts, device=device)  # [num_reqs]
+        self.most_drafts = max(num_drafts)
+        # The place of each token among its request's judged ones; negative for prompt tokens that are not.
+        owner = self.batch.owner
+        place = self.batch.offsets - (self.batch.query_lens_tensor - 1 - self.num_drafts)[owner]  # [num_tokens]
+        judged = (place >= 0).nonzero().squeeze(1)  # [judged tokens]
+        self.sample_row, self.sample_column = owner[judged], place[judged]
+        self.draft_index = (place > 0).nonzero().squeeze(1)  # [drafts in all], where they stand among the tokens
+        # Where all are judged, so is the padding: a captured graph has no other way.
+        self.judged = None if judged.shape[0] == self.batch.num_tokens else judged
 
     @property
     def executed_num_tokens(self) -> int:
         """Tokens that go through the decoder, padding included."""
         return self.batch.positions.shape[0]
 
-    def run(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:  # [padded_tokens] -> [num_reqs], [num_reqs, longest]
-        """Accepted drafts of each request, and the target's own greedy token after each of its tokens."""
-        hidden = self.decoder(token_ids, self.batch.positions, self.attention)
-        greedy = self.decoder.logits(hidden).argmax(-1)
-        num_reqs, longest = self.num_drafts.shape[0], max(self.batch.query_lens)
-        sampled = torch.full((num_reqs, longest), PADDING_TOKEN, dtype=greedy.dtype, device=greedy.device)
-        sampled[self.batch.owner, self.batch.offsets] = greedy[: self.batch.num_tokens]
+    def run(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:  # [padded_tokens] -> [num_reqs], [num_reqs, 1 + most]
+        """Accepted drafts of each request, and the target's own greedy token after each of its judged tokens."""
+        return self.judge(self.forward(token_ids), token_ids)
+
+    def forward(self, token_ids: Tensor) -> Tensor:  # [padded_tokens] -> [padded_tokens, hidden_size]
+        """The decoder without its head."""
+        hidden: Tensor = self.decoder(token_ids, self.batch.positions, self.attention)
+        return hidden
+
+    def judge(self, hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The rest of `run`: the head, the greedy tokens, the mask and its counts."""
+        greedy = self.decoder.logits(hidden if self.judged is None else hidden[self.judged]).argmax(-1)
+        shape = (self.num_drafts.shape[0], 1 + self.most_drafts)
+        sampled = torch.full(shape, PADDING_TOKEN, dtype=greedy.dtype, device=greedy.device)
+        sampled[self.sample_row, self.sample_column] = greedy[: self.sample_row.shape[0]]
         mask = accepted_prefix_mask(token_ids[self.draft_index], sampled, self.num_drafts)
         return accepted_counts(mask, self.num_drafts), sampled
 
@@ -74,14 +98,15 @@ class DraftPasses:
         *,
         committed_lens: Sequence[int],  # [num_reqs], tokens of each request that stand, prompt included
         k: int,
+        rows: Sequence[int] | None = None,  # [num_reqs], of the cache, ascending; 0, 1, 2, ... where not given
     ) -> None:
         self.decoder = decoder
         self.k = k
         self.feed_lens = [min(FEED_LEN, length) for length in committed_lens]
         contexts = [length - feed for length, feed in zip(committed_lens, self.feed_lens, strict=True)]
-        first = RaggedBatch(self.feed_lens, contexts, cache=cache)
+        first = RaggedBatch(self.feed_lens, contexts, cache=cache, rows=rows)
         ones = [1] * len(self.feed_lens)
-        rest = [RaggedBatch(ones, [n + i for n in committed_lens], cache=cache) for i in range(k - 1)]
+        rest = [RaggedBatch(ones, [n + i for n in committed_lens], cache=cache, rows=rows) for i in range(k - 1)]
         self.passes = [(batch, cached_attention(batch, cache)) for batch in (first, *rest)]
 
     @property
@@ -104,6 +129,28 @@ class DraftPasses:
         return drafts, confidence
 
 
+class PromptPass:
+    """A pass over chunks of prompts, without the head: what fills a cache."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        *,
+        query_lens: Sequence[int],  # [num_reqs], tokens of each chunk
+        context_lens: Sequence[int],  # [num_reqs], tokens in the cache before it
+        rows: Sequence[int] | None = None,  # [num_reqs], of the cache, ascending; 0, 1, 2, ... where not given
+    ) -> None:
+        self.decoder = decoder
+        self.batch = RaggedBatch(query_lens, context_lens, cache=cache, rows=rows)
+        self.attention = cached_attention(self.batch, cache)
+
+    def run(self, token_ids: Tensor) -> Tensor:  # [num_tokens] -> [num_reqs, hidden_size]
+        """The hidden state of each chunk's last token."""
+        hidden: Tensor = self.decoder(token_ids, self.batch.positions, self.attention)
+        return hidden[self.batch.last_tokens]
+
+
 def prefill(
     decoder: Decoder,
     cache: KVCache,
@@ -122,8 +169,9 @@ def prefill(
     first_tokens = []
     for start, end in pairwise([*bounds, len(prompts)]):
         chunk = prompts[start:end]
-        batch = RaggedBatch([len(p) for p in chunk], [0] * len(chunk), cache=cache, first_row=start)
+        filling = PromptPass(
+            decoder, cache, query_lens=[len(p) for p in chunk], context_lens=[0] * len(chunk), rows=range(start, end)
+        )
         ids = torch.tensor([token for p in chunk for token in p], device=cache.keys.device)
-        hidden = decoder(ids, batch.positions, cached_attention(batch, cache))[batch.last_tokens]
-        first_tokens.append(decoder.logits(hidden).argmax(-1))
+        first_tokens.append(decoder.logits(filling.run(ids)).argmax(-1))
     return torch.cat(first_tokens)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 __all__ = ["StepTime", "time_step"]
 
-# Long enough for the host to launch a graph while the device is kept busy: about 0.1 ms at 2 GHz.
-QUEUE_CYCLES = 200_000
+# Long enough for the host to launch a graph of some thousand kernels while the device is busy: about 2 ms at 2 GHz.
+QUEUE_CYCLES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,15 +16,12 @@ Mode = Literal["graph", "eager"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPoint:
-    """One cell of the sweep. `k` is the drafts per request of a drafter's step, None for a verify step."""
+    """One cell of the sweep. `k` is the drafts per request of a drafter's step, None of every other."""
 
+    model: Literal["verify", "draft", "draft-prefill"]
     mode: Mode
     shape: StepShape
     k: int | None = None
-
-    @property
-    def model(self) -> Literal["verify", "draft"]:
-        return "verify" if self.k is None else "draft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +87,8 @@ class ProfilePlan:
         return self.context_len + self.longest_query
 
     def points(self) -> list[MeasuredPoint]:
-        """Verify over requests and tokens, drafts over requests and k, in both modes; then the eager tail."""
+        """Verify over requests and tokens, drafts over requests and k, in both modes; the eager tail; the drafter's
+        prefill over tokens."""
         shapes = profiled_shapes(
             max_num_seqs=self.max_num_seqs,
             num_speculative_tokens=self.num_speculative_tokens,
@@ -101,16 +99,23 @@ class ProfilePlan:
         captured = [shape for shape in shapes if shape.num_tokens <= self.capture_sizes[-1]]
         points = []
         for mode in ("graph", "eager"):
-            points += [MeasuredPoint(mode=mode, shape=shape) for shape in captured]
+            points += [MeasuredPoint(model="verify", mode=mode, shape=shape) for shape in captured]
             for num_reqs in request_grid(self.max_num_seqs):
                 points += [self.draft_point(mode, num_reqs, k) for k in range(self.num_speculative_tokens + 1)]
-        return points + [MeasuredPoint(mode="eager", shape=shape) for shape in shapes[len(captured) :]]
+        tail = [MeasuredPoint(model="verify", mode="eager", shape=shape) for shape in shapes[len(captured) :]]
+        return points + tail + [self.draft_prefill_point(size) for size in request_grid(self.max_num_batched_tokens)]
 
     def verify_point(self, mode: Mode, num_reqs: int, num_tokens: int) -> MeasuredPoint:
         shape = StepShape(num_reqs=num_reqs, num_tokens=num_tokens, context_len=self.context_len)
-        return MeasuredPoint(mode=mode, shape=shape)
+        return MeasuredPoint(model="verify", mode=mode, shape=shape)
 
     def draft_point(self, mode: Mode, num_reqs: int, k: int) -> MeasuredPoint:
         tokens = num_reqs * (FEED_LEN + max(0, k - 1))  # over all passes of the step
         shape = StepShape(num_reqs=num_reqs, num_tokens=tokens, context_len=self.context_len)
-        return MeasuredPoint(mode=mode, shape=shape, k=k)
+        return MeasuredPoint(model="draft", mode=mode, shape=shape, k=k)
+
+    def draft_prefill_point(self, num_tokens: int) -> MeasuredPoint:
+        """Whole prompts, into empty rows: as few as hold the tokens in the length that the other points need anyway."""
+        num_reqs = -(-num_tokens // self.longest_sequence)
+        shape = StepShape(num_reqs=num_reqs, num_tokens=num_tokens, context_len=0)
+        return MeasuredPoint(model="draft-prefill", mode="eager", shape=shape)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specplan.device.graphs import Grapher
-from specplan.engine.passes import DraftPasses, VerifyPass
+from specplan.engine.passes import DraftPasses, PromptPass, VerifyPass
 from specplan.errors import ConfigError, MeasurementError
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.models import Decoder, KVCache
@@ -48,7 +48,7 @@ class StepFactory:
         self.device = target.model.embed_tokens.weight.device
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
         self.target_cache, self.draft_cache = (self.filled_cache(decoder) for decoder in (target, draft))
-        self.grapher = Grapher() if self.device.type == "cuda" else None
+        self.grapher = Grapher(self.device) if self.device.type == "cuda" else None
 
     def make(self, point: MeasuredPoint) -> ReadyStep:
         """A step that has run before and, in graph mode on CUDA, has been captured and replayed.
@@ -56,7 +56,7 @@ class StepFactory:
         Raises MeasurementError if it cannot be captured, does not fit in memory, or ran another shape than was asked.
         """
         try:
-            step = self.verify_step(point) if point.k is None else self.draft_step(point, point.k)
+            step = self.laid_out(point)
             for _ in range(WARM_UP_RUNS):
                 result = step.run()
             run = step.run
@@ -67,7 +67,7 @@ class StepFactory:
                 f"out of device memory: {str(error).splitlines()[0]}", "lower --max-num-seqs or --context-len"
             ) from error
         padded = point.shape.num_tokens
-        if point.mode == "graph" and point.k is None:
+        if point.mode == "graph" and point.model == "verify":
             padded = padded_size(padded, self.plan.capture_sizes)
         executed = (step.executed_num_reqs, step.executed_num_tokens, result.shape[0])
         if executed != (point.shape.num_reqs, padded, point.shape.num_reqs):
@@ -77,6 +77,13 @@ class StepFactory:
                 "report this as a bug",
             )
         return ReadyStep(run=run, executed_num_reqs=executed[0], executed_num_tokens=executed[1])
+
+    def laid_out(self, point: MeasuredPoint) -> ReadyStep:
+        if point.model == "verify":
+            return self.verify_step(point)
+        if point.k is None:
+            return self.draft_prefill_step(point)
+        return self.draft_step(point, point.k)
 
     def verify_step(self, point: MeasuredPoint) -> ReadyStep:
         shape = point.shape
@@ -107,6 +114,16 @@ class StepFactory:
             run=lambda: passes.run(feed_ids)[1],  # the drafts stay on the device; their confidences set the budget
             executed_num_reqs=len(passes.feed_lens),
             executed_num_tokens=passes.executed_num_tokens,
+        )
+
+    def draft_prefill_step(self, point: MeasuredPoint) -> ReadyStep:
+        lens = even_query_lens(point.shape.num_reqs, point.shape.num_tokens)
+        prompt = PromptPass(self.draft, self.draft_cache, query_lens=lens, context_lens=[0] * len(lens))
+        token_ids = self.random_tokens(self.draft, point.shape.num_tokens)
+        return ReadyStep(
+            run=lambda: prompt.run(token_ids)[:, 0],  # nothing of it is needed on the host
+            executed_num_reqs=len(lens),
+            executed_num_tokens=prompt.batch.positions.shape[0],
         )
 
     def filled_cache(self, decoder: Decoder) -> KVCache:

@@ -22,7 +22,7 @@ from specplan.measure.clock import StepTime, time_step
 from specplan.measure.grid import MeasuredPoint
 from specplan.measure.steps import ReadyStep, StepFactory
 
-__all__ = ["StoppingRule", "SweepProgress", "SweepResult", "sweep"]
+__all__ = ["StoppingRule", "Sweep", "SweepProgress", "SweepResult", "sweep"]
 
 StopReason = Literal["converged", "cap", "time-budget", "interrupted"]
 
@@ -82,7 +82,46 @@ class Series:
         return [price_ms(self.point, time) for time in self.repetitions]
 
 
-@torch.inference_mode()
+class Sweep:
+    """Points on their way to being known. Made ready once, visited in as many rounds as there is time for."""
+
+    def __init__(self, factory: StepFactory, points: Sequence[MeasuredPoint], *, seed: int = 0) -> None:
+        self.factory = factory
+        self.all_series = [Series(point) for point in points]
+        self.order = random.Random(seed)
+        self.rounds = 0
+
+    @torch.inference_mode()
+    def make_ready(self) -> Iterator[MeasuredPoint]:
+        """Every step is ready before any is timed, the largest first, so that smaller graphs fit in its memory."""
+        for series in sorted(self.all_series, key=lambda series: -series.point.shape.num_tokens):
+            make_ready(series, self.factory)
+            yield series.point
+
+    @torch.inference_mode()
+    def visit_all(self, rule: StoppingRule) -> Iterator[MeasuredPoint]:
+        """One burst at each point that is ready and not done, in a new random order."""
+        pending = [series for series in self.all_series if series.step is not None and series.stop_reason is None]
+        self.rounds += bool(pending)
+        self.order.shuffle(pending)
+        for series in pending:
+            visit(series, rule, self.factory.device)
+            yield series.point
+
+    @property
+    def is_done(self) -> bool:
+        return all(series.step is None or series.stop_reason is not None for series in self.all_series)
+
+    def result(self, *, stopped_by: StopReason) -> SweepResult:
+        """What is known, with the reason why points that had not settled were left at that."""
+        samples = [sample_of(series, stopped_by) for series in self.all_series if series.repetitions]
+        return SweepResult(
+            samples=samples,
+            failures=[failure_of(series) for series in self.all_series if series.failure],
+            complete=stopped_by != "interrupted" and len(samples) == len(self.all_series),
+        )
+
+
 def sweep(
     factory: StepFactory,
     points: Sequence[MeasuredPoint],
@@ -95,46 +134,32 @@ def sweep(
 
     Raises MeasurementError if nothing was measured, and KeyboardInterrupt if the user stopped it before anything was.
     """
-    all_series = [Series(point) for point in points]
+    running = Sweep(factory, points, seed=seed)
     start_s = time.monotonic()
 
-    def tell(point: MeasuredPoint, rounds: int) -> None:
-        on_progress(sweep_progress(all_series, rule, point, rounds, time.monotonic() - start_s))
+    def out_of_time(point: MeasuredPoint | None = None) -> bool:
+        elapsed_s = time.monotonic() - start_s
+        if point is not None:
+            on_progress(sweep_progress(running, rule, point, elapsed_s))
+        return rule.time_budget_s is not None and elapsed_s >= rule.time_budget_s
 
-    def out_of_time() -> bool:
-        return rule.time_budget_s is not None and time.monotonic() - start_s >= rule.time_budget_s
-
-    interrupted = False
+    stopped_by: StopReason = "time-budget"
     try:
-        # Every step is ready before any is timed, the largest first, so that smaller graphs fit in its memory.
-        for series in sorted(all_series, key=lambda series: -series.point.shape.num_tokens):
-            if out_of_time():
-                break
-            make_ready(series, factory)
-            tell(series.point, rounds=0)
-        for rounds, series in visits(all_series, seed):
-            if out_of_time():
-                break
-            visit(series, rule, factory.device)
-            tell(series.point, rounds)
+        is_over = out_of_time() or any(map(out_of_time, running.make_ready()))
+        while not (is_over or running.is_done):
+            is_over = any(map(out_of_time, running.visit_all(rule)))
     except KeyboardInterrupt:
-        interrupted = True
-    for series in all_series:
-        series.stop_reason = series.stop_reason or ("interrupted" if interrupted else "time-budget")
-    samples = [sample_of(series) for series in all_series if series.repetitions]
-    if not samples:
-        if interrupted:
+        stopped_by = "interrupted"
+    result = running.result(stopped_by=stopped_by)
+    if not result.samples:
+        if stopped_by == "interrupted":
             raise KeyboardInterrupt
-        why = next((series.failure for series in all_series if series.failure), "the time budget ran out")
+        why = next((failure.message for failure in result.failures), "the time budget ran out")
         raise MeasurementError(
             f"the sweep ended before its first point was measured: {why}",
             "give it a larger --time-budget, or fewer requests: --max-num-seqs",
         )
-    return SweepResult(
-        samples=samples,
-        failures=[failure_of(series) for series in all_series if series.failure],
-        complete=not interrupted and len(samples) == len(all_series),
-    )
+    return result
 
 
 def make_ready(series: Series, factory: StepFactory) -> None:
@@ -142,17 +167,6 @@ def make_ready(series: Series, factory: StepFactory) -> None:
         series.step = factory.make(series.point)
     except MeasurementError as error:
         series.failure = error.message
-
-
-def visits(all_series: list[Series], seed: int) -> Iterator[tuple[int, Series]]:
-    """(round, point) in a new random order each round, until all that are ready are done."""
-    order = random.Random(seed)
-    rounds = 0
-    while pending := [series for series in all_series if series.step is not None and series.stop_reason is None]:
-        rounds += 1
-        order.shuffle(pending)
-        for series in pending:
-            yield rounds, series
 
 
 def visit(series: Series, rule: StoppingRule, device: torch.device) -> None:
@@ -170,17 +184,15 @@ def visit(series: Series, rule: StoppingRule, device: torch.device) -> None:
             series.stop_reason = "cap"
 
 
-def sweep_progress(
-    all_series: list[Series], rule: StoppingRule, point: MeasuredPoint, rounds: int, elapsed_s: float
-) -> SweepProgress:
-    done = sum(series.stop_reason is not None for series in all_series)
-    of_points = done / len(all_series)
+def sweep_progress(running: Sweep, rule: StoppingRule, point: MeasuredPoint, elapsed_s: float) -> SweepProgress:
+    done = sum(series.stop_reason is not None for series in running.all_series)
+    of_points = done / len(running.all_series)
     of_time = elapsed_s / rule.time_budget_s if rule.time_budget_s else 0.0
     return SweepProgress(
         fraction=min(1.0, max(of_points, of_time)),
         points_done=done,
-        points_total=len(all_series),
-        rounds=rounds,
+        points_total=len(running.all_series),
+        rounds=running.rounds,
         point=point,
     )
 
@@ -194,10 +206,9 @@ def price_ms(point: MeasuredPoint, time: StepTime) -> float:
     return time.device_ms if priced_by_device(point) and time.device_ms is not None else time.wall_ms
 
 
-def sample_of(series: Series) -> Sample:
+def sample_of(series: Series, stopped_by: StopReason) -> Sample:
     point, step = series.point, series.step
     assert step is not None
-    assert series.stop_reason is not None
     return Sample(
         model=point.model,
         mode=point.mode,
@@ -211,7 +222,7 @@ def sample_of(series: Series) -> Sample:
         warmup_ms=[price_ms(point, time) for time in series.warm_up],
         repetitions_ms=series.priced_ms,
         device_ms=[time.device_ms for time in series.repetitions if time.device_ms is not None],
-        stop_reason=series.stop_reason,
+        stop_reason=series.stop_reason or stopped_by,
     )
 
 

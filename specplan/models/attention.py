@@ -1,5 +1,7 @@
 """What attends to what in one pass: dense for training, over a static KV cache for serving.
 
+An attention also turns queries and keys by their positions (models/rope.py): what it caches are rotated keys.
+
 The cached kinds take a ragged batch: request r brings `query_lens[r]` tokens that follow `context_lens[r]` cached ones,
 and each token attends to its request's context and to the tokens up to itself (multi-query: one row per request, its
 keys and values read once for all its queries). Tokens past the batch's own, up to `padded_tokens`, are padding: they
@@ -9,6 +11,8 @@ are written to the cache's scratch row and attend to nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -17,12 +21,16 @@ from torch.nn import functional as F
 
 from specplan.errors import ConfigError, MeasurementError
 from specplan.models.cache import KVCache
+from specplan.models.rope import Rope, rotate
 
-__all__ = ["Attention", "DenseAttention", "PaddedAttention", "RaggedBatch", "cached_attention"]
+__all__ = ["Attention", "DenseAttention", "PaddedAttention", "RaggedBatch", "cached_attention", "split_into_runs"]
+
+# A request that decodes or verifies drafts brings fewer tokens than this, a chunk of a prompt mostly more.
+LONGEST_SHORT_QUERY = 32
 
 
 class Attention(Protocol):
-    """Attends one layer's queries; the cached kinds first write its keys and values."""
+    """Rotates one layer's queries and keys, and attends; the cached kinds first write its keys and values."""
 
     def attend(
         self,
@@ -30,6 +38,7 @@ class Attention(Protocol):
         query: Tensor,  # [num_tokens, num_heads, head_size]
         key: Tensor,  # [num_tokens, kv_heads, head_size]
         value: Tensor,  # [num_tokens, kv_heads, head_size]
+        rope: Rope,  # of the pass's tokens
     ) -> Tensor: ...  # [num_tokens, num_heads, head_size]
 
 
@@ -39,10 +48,10 @@ class DenseAttention:
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rope: Rope) -> Tensor:
         attended = F.scaled_dot_product_attention(
-            self.as_rows(query),
-            self.as_rows(key),
+            self.as_rows(rotate(query, rope)),
+            self.as_rows(rotate(key, rope)),
             self.as_rows(value),
             is_causal=True,
             enable_gqa=query.shape[1] != key.shape[1],
@@ -54,7 +63,7 @@ class DenseAttention:
 
 
 class RaggedBatch:
-    """The lengths of one pass on the host and what follows from them on the device."""
+    """The lengths and cache rows of one pass on the host, and what follows from them on the device."""
 
     def __init__(
         self,
@@ -63,25 +72,31 @@ class RaggedBatch:
         *,
         cache: KVCache,
         padded_tokens: int | None = None,
-        first_row: int = 0,
+        rows: Sequence[int] | None = None,
     ) -> None:
-        """Request r of the pass lives in row `first_row + r` of the cache."""
-        self.first_row = first_row
+        """Request r of the pass lives in row `rows[r]` of the cache; rows ascend, and are 0, 1, 2, ... if not given."""
+        self.rows = tuple(range(len(query_lens)) if rows is None else rows)
         self.query_lens = tuple(query_lens)
         self.context_lens = tuple(context_lens)
         self.num_tokens = sum(self.query_lens)
         self.padded_tokens = self.num_tokens if padded_tokens is None else padded_tokens
-        longest = max(q + c for q, c in zip(self.query_lens, self.context_lens, strict=True))
-        last_row = first_row + len(self.query_lens)
-        if longest > cache.max_len or last_row > cache.num_rows or self.padded_tokens < self.num_tokens:
+        if len(self.rows) != len(self.query_lens) or any(row >= later for row, later in pairwise((-1, *self.rows))):
             raise ConfigError(
-                f"a pass of {len(self.query_lens)} requests, {longest} tokens long and padded from {self.num_tokens} "
-                f"to {self.padded_tokens}, does not fit a cache of {cache.num_rows} rows of {cache.max_len}",
+                f"{len(self.query_lens)} requests in cache rows {list(self.rows)}, expected as many in ascending order",
+                "give each request a row of its own, and name requests in the order of their rows",
+            )
+        longest = max(q + c for q, c in zip(self.query_lens, self.context_lens, strict=True))
+        if longest > cache.max_len or self.rows[-1] >= cache.num_rows or self.padded_tokens < self.num_tokens:
+            raise ConfigError(
+                f"a pass of {len(self.query_lens)} requests, the last in row {self.rows[-1]}, {longest} tokens long "
+                f"and padded from {self.num_tokens} to {self.padded_tokens}, does not fit a cache of {cache.num_rows} "
+                f"rows of {cache.max_len}",
                 "make the cache larger or the pass smaller",
             )
         device = cache.keys.device
         lens = torch.tensor(self.query_lens, device=device)
         contexts = torch.tensor(self.context_lens, device=device)
+        first_places = torch.tensor(self.rows, device=device) * cache.max_len  # of each request's row
         first_tokens = lens.cumsum(0) - lens
         owner = torch.repeat_interleave(torch.arange(len(lens), device=device), lens, output_size=self.num_tokens)
         offsets = torch.arange(self.num_tokens, device=device) - first_tokens[owner]
@@ -89,53 +104,108 @@ class RaggedBatch:
         self.positions[: self.num_tokens] = contexts[owner] + offsets
         # Where each token's key and value go, in a layer's flat token index.
         self.kv_index = torch.full((self.padded_tokens,), cache.scratch_index, dtype=torch.int64, device=device)
-        self.kv_index[: self.num_tokens] = (first_row + owner) * cache.max_len + self.positions[: self.num_tokens]
+        self.kv_index[: self.num_tokens] = first_places[owner] + self.positions[: self.num_tokens]
         self.query_lens_tensor = lens  # [num_reqs]
         self.owner = owner  # [num_tokens], the request of each token
         self.offsets = offsets  # [num_tokens], its place among its request's queries
         self.last_tokens = first_tokens + lens - 1  # [num_reqs], each request's last token
 
 
-class PaddedAttention:
-    """Cached attention for a CPU: queries are laid out as [num_reqs, longest query] and masked to their own length.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """Requests of a pass that are attended at once: their queries laid out as [num_reqs, longest query]."""
 
-    The mask and the layout are made once per pass, not per layer. The heads that share a key head ride along the query
-    axis, so that keys are read once per group and never repeated.
+    rows: slice  # of the cache
+    tokens: slice  # of the pass
+    longest_query: int
+    longest_key: int
+    place: Tensor  # [tokens of the run], where each stands in [num_reqs * longest query]
+    mask: Tensor  # [num_reqs, 1, group * longest query, longest key]
+
+
+class PaddedAttention:
+    """Cached attention for a CPU: run by run, queries are padded to the run's longest and masked to their own length.
+
+    Runs, their layouts and their masks are made once per pass, not per layer. The heads that share a key head ride
+    along the query axis, so that keys are read once per group and never repeated.
     """
 
     def __init__(self, batch: RaggedBatch, cache: KVCache) -> None:
         self.batch = batch
         self.cache = cache
-        num_reqs, self.longest_query = len(batch.query_lens), max(batch.query_lens)
-        self.longest_key = max(q + c for q, c in zip(batch.query_lens, batch.context_lens, strict=True))
-        self.place = batch.owner * self.longest_query + batch.offsets  # [num_tokens] in [num_reqs * longest_query]
+        self.group = cache.config.num_attention_heads // cache.config.kv_heads
+        runs = (self.make_run(requests) for requests in split_into_runs(batch.query_lens, batch.rows))
+        self.runs = [run for run in runs if run.longest_query]  # one without queries has nothing to attend
+
+    def make_run(self, requests: slice) -> Run:
+        batch = self.batch
+        query_lens = batch.query_lens[requests]
+        num_reqs, longest_query = len(query_lens), max(query_lens)
+        longest_key = max(q + c for q, c in zip(query_lens, batch.context_lens[requests], strict=True))
+        first_token = sum(batch.query_lens[: requests.start])
+        tokens = slice(first_token, first_token + sum(query_lens))
+        place = (batch.owner[tokens] - requests.start) * longest_query + batch.offsets[tokens]
         # A place no query fills keeps position 0: it attends to one key, so that its softmax is finite, and is dropped.
-        positions = torch.zeros(num_reqs * self.longest_query, dtype=torch.int64, device=batch.positions.device)
-        positions[self.place] = batch.positions[: batch.num_tokens]
-        keys = torch.arange(self.longest_key, device=positions.device)
-        mask = keys <= positions.view(num_reqs, 1, self.longest_query, 1)
-        group = cache.config.num_attention_heads // cache.config.kv_heads
-        self.mask = mask.repeat(1, 1, group, 1)  # [num_reqs, 1, group * longest query, longest key]
+        positions = torch.zeros(num_reqs * longest_query, dtype=torch.int64, device=place.device)
+        positions[place] = batch.positions[tokens]
+        keys = torch.arange(longest_key, device=place.device)
+        mask = keys <= positions.view(num_reqs, 1, longest_query, 1)
+        first_row = batch.rows[requests.start]
+        return Run(
+            rows=slice(first_row, first_row + num_reqs),
+            tokens=tokens,
+            longest_query=longest_query,
+            longest_key=longest_key,
+            place=place,
+            mask=mask.repeat(1, 1, self.group, 1),
+        )
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        num_tokens, num_heads, head_size = query.shape
-        kv_heads = key.shape[1]
-        group = num_heads // kv_heads
-        self.cache.write(layer, self.batch.kv_index, key, value)
-        num_reqs = len(self.batch.query_lens)
-        rows = slice(self.batch.first_row, self.batch.first_row + num_reqs)
-        keys = self.cache.keys[layer][rows, : self.longest_key].transpose(1, 2)
-        values = self.cache.values[layer][rows, : self.longest_key].transpose(1, 2)
-
-        laid_out = query.new_zeros(num_reqs * self.longest_query, num_heads, head_size)
-        laid_out.index_copy_(0, self.place, query[: self.batch.num_tokens])
-        grouped = laid_out.view(num_reqs, self.longest_query, kv_heads, group, head_size)
-        grouped = grouped.permute(0, 2, 3, 1, 4).reshape(num_reqs, kv_heads, group * self.longest_query, head_size)
-        attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask)
-        attended = attended.view(num_reqs, kv_heads, group, self.longest_query, head_size).permute(0, 3, 1, 2, 4)
-        out = query.new_zeros(num_tokens, num_heads, head_size)
-        out[: self.batch.num_tokens] = attended.reshape(-1, num_heads, head_size)[self.place]
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rope: Rope) -> Tensor:
+        self.cache.write(layer, self.batch.kv_index, rotate(key, rope), value)
+        rotated = rotate(query, rope)
+        out = torch.zeros_like(rotated)
+        for run in self.runs:
+            out[run.tokens] = self.attend_run(run, layer, rotated[run.tokens])
         return out
+
+    def attend_run(
+        self,
+        run: Run,
+        layer: int,
+        query: Tensor,  # [tokens of the run, num_heads, head_size], rotated
+    ) -> Tensor:  # as query
+        num_reqs = run.mask.shape[0]
+        kv_heads, (num_heads, head_size) = self.cache.config.kv_heads, query.shape[1:]
+        keys = self.cache.keys[layer][run.rows, : run.longest_key].transpose(1, 2)
+        values = self.cache.values[layer][run.rows, : run.longest_key].transpose(1, 2)
+        laid_out = query.new_zeros(num_reqs * run.longest_query, num_heads, head_size)
+        laid_out.index_copy_(0, run.place, query)
+        grouped = laid_out.view(num_reqs, run.longest_query, kv_heads, self.group, head_size)
+        grouped = grouped.permute(0, 2, 3, 1, 4).reshape(num_reqs, kv_heads, -1, head_size)
+        attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=run.mask)
+        attended = attended.view(num_reqs, kv_heads, self.group, run.longest_query, head_size).permute(0, 3, 1, 2, 4)
+        return attended.reshape(-1, num_heads, head_size)[run.place]
+
+
+def split_into_runs(
+    query_lens: Sequence[int],  # [num_reqs]
+    rows: Sequence[int],  # [num_reqs], ascending
+) -> list[slice]:
+    """The requests that are worth attending at once: in consecutive cache rows, with queries that are alike.
+
+    Consecutive rows are one slice of the cache, and every request of a run pays for its longest query. Short queries go
+    together, whatever their lengths; long ones with those at most twice as long; never a long one with a short one.
+    """
+    bounds = [0]
+    shortest = longest = query_lens[0]
+    for request in range(1, len(rows)):
+        length = query_lens[request]
+        shortest, longest = min(shortest, length), max(longest, length)
+        alike = longest <= LONGEST_SHORT_QUERY or LONGEST_SHORT_QUERY < shortest <= longest <= 2 * shortest
+        if rows[request] != rows[request - 1] + 1 or not alike:
+            bounds.append(request)
+            shortest = longest = length
+    return [slice(start, end) for start, end in pairwise([*bounds, len(rows)])]
 
 
 def cached_attention(batch: RaggedBatch, cache: KVCache) -> Attention:
@@ -144,12 +214,12 @@ def cached_attention(batch: RaggedBatch, cache: KVCache) -> Attention:
 
 
 def cuda_attention(batch: RaggedBatch, cache: KVCache) -> Attention:
-    """Our own kernel's; imported here, because a CPU's user has no Triton."""
+    """Our own kernels'; imported here, because a CPU's user has no Triton."""
     try:
-        from specplan.models.attention_kernel import SplitAttention
+        from specplan.models.split_attention import SplitAttention
     except ImportError as error:
         raise MeasurementError(
-            f"the attention of CUDA passes is a Triton kernel, and Triton cannot be imported: {error}",
+            f"the attention of CUDA passes is in Triton, and Triton cannot be imported: {error}",
             "pip install 'triton>=3.5' (CUDA builds of torch for Linux bring theirs), or measure with --device cpu",
         ) from error
     return SplitAttention(batch, cache)

@@ -16,177 +16,13 @@ Dao et al., "Flash-Decoding for long-context inference" (2023). Importing this m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import e, log2, sqrt
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from specplan.errors import ConfigError
-from specplan.models.attention import RaggedBatch
-from specplan.models.cache import KVCache
-
-__all__ = ["Blocks", "SplitAttention", "attend_slice", "choose_blocks", "choose_num_slices", "combine_slices"]
-
-# A slice of fewer keys saves less than its partial result costs.
-MIN_KEYS_PER_SLICE = 128
-# What fits a multiprocessor at the blocks below: two programs of 4 warps, which have loads enough in flight to keep
-# memory busy, or one of 8.
-WARPS_PER_SM = 8
-# Keys and values of one turn of the loop, in bytes. Three of them, two in flight while one is used.
-STAGE_BYTES = 32 * 1024
-NUM_STAGES = 3
-COMBINED_AT_ONCE = 8  # slices
-MAX_HEAD_SIZE = 256
+__all__ = ["attend_slice", "combine_slices", "head_at"]
 
 
-class SplitAttention:
-    """Cached attention for CUDA: one launch per layer, or two where the requests are too few to fill the device.
-
-    `query_starts` and `used_lens` are on the device and read when the kernels run. Rewritten in place, with the batch's
-    positions and cache places, they make a captured pass one over other lengths: up to the longest query and the number
-    of tokens that it was made for. The cost follows the lengths, not the cache's size.
-    """
-
-    def __init__(self, batch: RaggedBatch, cache: KVCache, *, num_slices: int | None = None) -> None:
-        """`num_slices` is chosen for the device if it is not given."""
-        config = cache.config
-        if config.head_size > MAX_HEAD_SIZE:
-            raise ConfigError(
-                f"a head of {config.head_size} elements, and the attention kernel takes up to {MAX_HEAD_SIZE}",
-                "measure with --device cpu, or another model",
-            )
-        self.batch = batch
-        self.cache = cache
-        device = cache.keys.device
-        lens = torch.tensor(batch.query_lens, dtype=torch.int32)
-        starts = torch.cat((torch.zeros(1, dtype=torch.int32), lens.cumsum(0, dtype=torch.int32)))
-        self.query_starts = starts.to(device)  # [num_reqs + 1]
-        self.used_lens = (lens + torch.tensor(batch.context_lens, dtype=torch.int32)).to(device)  # [num_reqs]
-
-        self.group = config.num_attention_heads // config.kv_heads
-        rows = max(batch.query_lens) * self.group
-        hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-        self.blocks = choose_blocks(rows, config.head_size, cache.keys.element_size(), hopper=hopper)
-        self.row_blocks = triton.cdiv(rows, self.blocks.rows)
-        if num_slices is None:
-            programs = self.row_blocks * config.kv_heads * len(batch.query_lens)
-            sm_count = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-            at_once = sm_count * WARPS_PER_SM // self.blocks.num_warps
-            num_slices = choose_num_slices(programs, max_len=cache.max_len, at_once=at_once)
-        self.num_slices = num_slices
-        # One workspace for all layers, which run one after the other; none where one slice needs none.
-        places = (num_slices if num_slices > 1 else 0, batch.padded_tokens, config.num_attention_heads)
-        self.partials = torch.empty((*places, config.head_size), dtype=torch.float32, device=device)
-        self.maxima, self.sums = (torch.empty(places, dtype=torch.float32, device=device) for _ in range(2))
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.cache.write(layer, self.batch.kv_index, key, value)
-        query = query.contiguous()
-        num_tokens, num_heads, head_size = query.shape
-        num_reqs, kv_heads = self.used_lens.shape[0], key.shape[1]
-        # Padding tokens are no request's: where one slice writes the result, nobody else writes theirs.
-        pads = num_tokens > self.batch.num_tokens and self.num_slices == 1
-        out = torch.zeros_like(query) if pads else torch.empty_like(query)
-        padded_head = max(16, triton.next_power_of_2(head_size))
-        # Triton launches on the current device; a CPU's tensor changes nothing.
-        with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
-            attend_slice[(self.row_blocks * kv_heads, self.num_slices, num_reqs)](
-                out,
-                self.partials,
-                self.maxima,
-                self.sums,
-                query,
-                self.cache.keys[layer],
-                self.cache.values[layer],
-                self.query_starts,
-                self.used_lens,
-                self.batch.first_row,
-                self.cache.max_len,
-                num_tokens,
-                log2(e) / sqrt(head_size),
-                HEAD_SIZE=head_size,
-                PADDED_HEAD=padded_head,
-                GROUP=self.group,
-                KV_HEADS=kv_heads,
-                BLOCK_ROWS=self.blocks.rows,
-                BLOCK_KEYS=self.blocks.keys,
-                NUM_STAGES=NUM_STAGES,
-                ONE_SLICE=self.num_slices == 1,
-                ONE_BLOCK=self.row_blocks == 1,
-                num_warps=self.blocks.num_warps,
-                enable_fp_fusion=True,  # Triton 3.9 warns where nobody says
-            )
-            if self.num_slices > 1:
-                combine_slices[(num_tokens, num_heads)](
-                    out,
-                    self.partials,
-                    self.maxima,
-                    self.sums,
-                    self.query_starts,
-                    num_reqs,
-                    self.num_slices,
-                    num_tokens,
-                    HEAD_SIZE=head_size,
-                    PADDED_HEAD=padded_head,
-                    AT_ONCE=COMBINED_AT_ONCE,
-                    num_warps=4,
-                    enable_fp_fusion=True,
-                )
-        return out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
-    """What one program works on: `rows` (queries times heads of a group) against `keys` at a time."""
-
-    rows: int
-    keys: int
-    num_warps: int
-
-
-def choose_blocks(
-    num_rows: int,  # of the longest request: queries times heads per KV head
-    head_size: int,
-    element_bytes: int,
-    *,
-    hopper: bool,
-) -> Blocks:
-    """The smallest block that holds all rows, up to what registers hold; keys by the bytes of a stage.
-
-    A thread keeps rows * head / threads float32 sums, beside the scores and its part of the operands. Room is left for
-    32 of them, or 64 where operands stay in shared memory: in Hopper's warp-group products, which start at 64 rows.
-    Float32 has no tensor cores at full precision, and its products take the registers. All of this was found by
-    compiling, none of it by running: heads of 64 and 128 in 16 bits spill nothing on sm_90; others, a few bytes.
-    """
-    padded_head = max(16, triton.next_power_of_2(head_size))
-    needed = max(16, triton.next_power_of_2(num_rows))
-    if element_bytes == 4:
-        rows = min(needed, 32, 4096 // padded_head)
-        return Blocks(rows=rows, keys=32 if padded_head <= 64 else 16, num_warps=8)
-    rows = min(needed, 128, (64 if hopper else 32) * 256 // padded_head)
-    most_sums = 64 if hopper and rows >= 64 else 32
-    num_warps = 8 if rows == 128 or rows * padded_head > most_sums * 128 else 4
-    keys = min(64, STAGE_BYTES // (2 * padded_head * element_bytes))
-    return Blocks(rows=rows, keys=keys, num_warps=num_warps)
-
-
-def choose_num_slices(
-    num_programs: int,  # of one slice: requests x KV heads x blocks of rows
-    *,
-    max_len: int,  # of the cache
-    at_once: int,  # programs that the device runs at the same time
-) -> int:
-    """As many as run at once, none so short that it does not pay.
-
-    Slices are of equal length, so more than one wave of them balances nothing.
-    """
-    return max(1, min(at_once // num_programs, max_len // MIN_KEYS_PER_SLICE))
-
-
-@triton.jit(do_not_specialize=["first_row", "max_len", "num_tokens"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["max_len", "num_tokens"])  # type: ignore[untyped-decorator]
 def attend_slice(
     out: tl.tensor,  # [num_tokens, num_heads, head_size]; written if there is one slice
     partials: tl.tensor,  # [num_slices, num_tokens, num_heads, head_size] float32; written if there are several
@@ -197,7 +33,7 @@ def attend_slice(
     values: tl.tensor,  # as keys
     query_starts: tl.tensor,  # [num_reqs + 1] int32, where each request's queries begin among the tokens
     used_lens: tl.tensor,  # [num_reqs] int32, keys of each request, those of this pass included
-    first_row: int,  # of the cache: request r has row first_row + r
+    cache_rows: tl.tensor,  # [num_reqs] int32, where each request's keys and values are
     max_len: int,
     num_tokens: int,
     scale: float,  # log2(e) / sqrt(head_size)
@@ -250,7 +86,7 @@ def attend_slice(
     block_query = tl.load(head_at(query, first_place, HEAD_SIZE) + offsets, mask=row_mask, other=0.0)
     # Rows past the request's last see what its last query sees, so that this one bound also ends the keys.
     position = tl.minimum(context_len + row_query, seen - 1)
-    row_place = (first_row + request).to(tl.int64) * max_len * KV_HEADS + kv_head
+    row_place = tl.load(cache_rows + request).to(tl.int64) * max_len * KV_HEADS + kv_head
 
     maximum = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_ROWS,), tl.float32)
@@ -352,33 +188,33 @@ def combine_slices(
     PADDED_HEAD: tl.constexpr,
     AT_ONCE: tl.constexpr,  # slices
 ) -> None:
-    """Finishes one token's and one head's softmax; zero for a token that no request owns. Grid: (tokens, heads)."""
+    """Finishes one token's and one head's softmax; nothing is written for padding tokens. Grid: (tokens, heads)."""
     token, num_heads = tl.program_id(0), tl.num_programs(1)
+    if token >= tl.load(query_starts + num_reqs):
+        return
     place = token.to(tl.int64) * num_heads + tl.program_id(1)
     in_head = tl.arange(0, PADDED_HEAD)
     head_mask = in_head < HEAD_SIZE
     maximum = float("-inf")
     total = 0.0
     attended = tl.zeros((PADDED_HEAD,), tl.float32)
-    if token < tl.load(query_starts + num_reqs):
-        for start in tl.range(0, num_slices, AT_ONCE):
-            slices = start + tl.arange(0, AT_ONCE)
-            places = place + slices.to(tl.int64) * num_tokens * num_heads
-            slice_maxima = tl.load(maxima + places, mask=slices < num_slices, other=float("-inf"))
-            seen = slice_maxima > float("-inf")  # nothing else was written where no key is seen
-            slice_sums = tl.load(sums + places, mask=seen, other=0.0)
-            slice_partials = tl.load(
-                partials + places[:, None] * HEAD_SIZE + in_head[None, :],
-                mask=seen[:, None] & head_mask[None, :],
-                other=0.0,
-            )
-            new_maximum = tl.maximum(maximum, tl.max(slice_maxima, 0))
-            # The first slices may hold no key that this token sees: -inf minus -inf is NaN.
-            shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-            weights = tl.exp2(slice_maxima - shift)
-            decay = tl.exp2(maximum - shift)
-            total = total * decay + tl.sum(weights * slice_sums, 0)
-            attended = attended * decay + tl.sum(weights[:, None] * slice_partials, 0)
-            maximum = new_maximum
-        attended /= total
-    tl.store(out + place * HEAD_SIZE + in_head, attended.to(out.dtype.element_ty), head_mask)
+    for start in tl.range(0, num_slices, AT_ONCE):
+        slices = start + tl.arange(0, AT_ONCE)
+        places = place + slices.to(tl.int64) * num_tokens * num_heads
+        slice_maxima = tl.load(maxima + places, mask=slices < num_slices, other=float("-inf"))
+        seen = slice_maxima > float("-inf")  # nothing else was written where no key is seen
+        slice_sums = tl.load(sums + places, mask=seen, other=0.0)
+        slice_partials = tl.load(
+            partials + places[:, None] * HEAD_SIZE + in_head[None, :],
+            mask=seen[:, None] & head_mask[None, :],
+            other=0.0,
+        )
+        new_maximum = tl.maximum(maximum, tl.max(slice_maxima, 0))
+        # The first slices may hold no key that this token sees: -inf minus -inf is NaN.
+        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        weights = tl.exp2(slice_maxima - shift)
+        decay = tl.exp2(maximum - shift)
+        total = total * decay + tl.sum(weights * slice_sums, 0)
+        attended = attended * decay + tl.sum(weights[:, None] * slice_partials, 0)
+        maximum = new_maximum
+    tl.store(out + place * HEAD_SIZE + in_head, (attended / total).to(out.dtype.element_ty), head_mask)

@@ -1,20 +1,19 @@
 """A Llama decoder over flat tokens: every pass is one row of tokens, whatever requests they belong to.
 
-The modules bear Hugging Face's names, so that a checkpoint's tensors load as they are. What attends to what, and where
-keys and values are kept, is the business of the `Attention` handed to a pass (models/attention.py): training, decoding
-and multi-query verification differ in nothing else.
+The modules bear Hugging Face's names, so that a checkpoint's tensors load as they are. How queries and keys are turned,
+what attends to what, and where keys and values are kept, is the business of the `Attention` handed to a pass
+(models/attention.py): training, decoding and multi-query verification differ in nothing else.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specplan.models.attention import Attention
-from specplan.models.config import DecoderConfig, Llama3RopeScaling
+from specplan.models.config import DecoderConfig
+from specplan.models.rope import Rope, rope_rotation
 
 __all__ = ["Decoder"]
 
@@ -52,7 +51,8 @@ class Decoder(nn.Module):
     ) -> Tensor:  # [num_tokens, hidden_size]
         """The normed hidden states of one pass; `logits` turns those that are needed into logits."""
         hidden: Tensor = self.model.embed_tokens(token_ids)
-        cos, sin = (table[positions].unsqueeze(1).to(hidden.dtype) for table in (self.rope_cos, self.rope_sin))
+        # Moved to another dtype, a decoder takes its tables along: `float` copies nothing where they stayed float32.
+        cos, sin = (table[positions].unsqueeze(1).float() for table in (self.rope_cos, self.rope_sin))
         for index, layer in enumerate(self.model.layers):
             hidden = layer(hidden, (cos, sin), index, attention)
         normed: Tensor = self.model.norm(hidden)
@@ -87,7 +87,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, hidden: Tensor, rope: tuple[Tensor, Tensor], layer: int, attention: Attention) -> Tensor:
+    def forward(self, hidden: Tensor, rope: Rope, layer: int, attention: Attention) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rope, layer, attention)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
@@ -104,12 +104,12 @@ class SelfAttention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=False)
 
-    def forward(self, hidden: Tensor, rope: tuple[Tensor, Tensor], layer: int, attention: Attention) -> Tensor:
+    def forward(self, hidden: Tensor, rope: Rope, layer: int, attention: Attention) -> Tensor:
         num_tokens = hidden.shape[0]
         query = self.q_proj(hidden).view(num_tokens, -1, self.head_size)
         key = self.k_proj(hidden).view(num_tokens, -1, self.head_size)
         value = self.v_proj(hidden).view(num_tokens, -1, self.head_size)
-        attended = attention.attend(layer, rotate(query, rope), rotate(key, rope), value)
+        attended = attention.attend(layer, query, key, value, rope)
         out: Tensor = self.o_proj(attended.reshape(num_tokens, -1))
         return out
 
@@ -124,30 +124,3 @@ class SwiGLU(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
         return out
-
-
-def rotate(
-    heads: Tensor,  # [num_tokens, num_heads, head_size]
-    rope: tuple[Tensor, Tensor],  # cos, sin: [num_tokens, 1, head_size / 2]
-) -> Tensor:
-    """RoPE in the half-split order of Hugging Face checkpoints: element i turns with element i + head_size / 2."""
-    cos, sin = rope
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def rope_rotation(config: DecoderConfig, device: torch.device) -> Tensor:  # [max_position_embeddings, head_size / 2]
-    """The angle by which each pair turns at each position: position * theta^(-2i / head_size), in float32."""
-    exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32, device=device) / config.head_size
-    frequencies = config.rope_theta**-exponents
-    if config.rope_scaling is not None:
-        frequencies = stretch_frequencies(frequencies, config.rope_scaling)
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device=device)
-    return torch.outer(positions, frequencies)
-
-
-def stretch_frequencies(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
-    """Llama 3.1: waves longer than the trained context slow down by `factor`, short ones stay, those between blend."""
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # over the trained context
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return torch.lerp(frequencies / scaling.factor, frequencies, blend.clamp(0, 1))

@@ -55,7 +55,18 @@ def main() -> int:
 def command_of(name: str, out: Path, seconds: float, *, rehearse: bool) -> list[str]:
     if name == "tests":
         # A new torch may warn of what an old one did not: that is not what is checked here.
-        return [sys.executable, "-m", "pytest", "-q", "-rs", "-o", "filterwarnings=default", str(HERE)]
+        report = f"--junitxml={out.resolve() / 'tests.xml'}"
+        return [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-v",
+            "--durations=15",
+            "-o",
+            "filterwarnings=default",
+            report,
+            str(HERE),
+        ]
     command = [sys.executable, str(HERE / f"{name}.py"), "--out", str(out), "--seconds", str(seconds)]
     return [*command, "--rehearse"] if rehearse else command
 

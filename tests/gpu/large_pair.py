@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specplan.errors import MeasurementError
 from specplan.files import Failure, Sample
 from specplan.measure import ProfilePlan, StoppingRule
 from specplan.measure.grid import MeasuredPoint
@@ -35,6 +36,8 @@ LEAST_SHARE = 0.6
 SHARE_TOKENS = 64
 # Twenty repetitions of a step of some milliseconds are enough to know its median to a percent; the time goes to points.
 RULE = {"min_repetitions": 20, "min_busy_s": 0.1, "half_width": 0.01, "max_busy_s": 0.4}
+TAIL_RULE = RULE | {"min_repetitions": 8}  # hundreds of milliseconds a step
+CHUNK = 12  # points that are made ready, and measured, together
 
 ROPE = {
     "rope_type": "llama3",
@@ -90,22 +93,21 @@ def main() -> int:
     options = parser.parse_args()
     clock = Clock(options.seconds)
     setting = rehearsal() if options.rehearse else large_pair(torch.device("cuda"))
-    near, far = setting.context_lens
-    bandwidth = copy_bandwidth(device_of(setting.target))
-    print(f"copy bandwidth {bandwidth / 1e9:,.0f} GB/s, read and written; models ready at {clock.elapsed_s:.0f} s")
+    run = Run(options.out, setting, clock, bandwidth=copy_bandwidth(device_of(setting.target)))
+    print(f"copy bandwidth {run.bandwidth / 1e9:,.0f} GB/s, read and written; models ready at {clock.elapsed_s:.0f} s")
 
-    skipped: list[str] = []
-    samples, failures = measure(setting, setting.plan(near), stages(setting.plan(near)), clock, skipped, options.out)
-    shares = bandwidth_shares(setting, samples, bandwidth)
-    report(options.out, setting, shares, skipped, failures, bandwidth, clock)  # in case the far context takes us down
+    near, far = setting.context_lens
+    near_plan = setting.plan(near)
+    first, rest = stages(near_plan)
+    run.sweep(near_plan, first)
     fitting = requests_that_fit(setting, far)
     if fitting:
-        plan = setting.plan(far, max_num_seqs=fitting)
-        _, far_failures = measure(setting, plan, [("verify, far", verify_points(plan))], clock, skipped, options.out)
-        failures += far_failures
+        far_plan = setting.plan(far, max_num_seqs=fitting)
+        run.sweep(far_plan, [stages(far_plan)[0][0]])
     else:
-        skipped.append(f"context {far}: the KV cache does not fit")
-    return report(options.out, setting, shares, skipped, failures, bandwidth, clock)
+        run.skipped.append(f"context {far}: the KV cache does not fit")
+    run.sweep(near_plan, rest)
+    return run.report()
 
 
 class Clock:
@@ -124,58 +126,139 @@ class Clock:
         return self.seconds - self.elapsed_s
 
 
-def measure(
-    setting: Setting,
-    plan: ProfilePlan,
-    groups: Sequence[tuple[str, list[MeasuredPoint]]],
-    clock: Clock,
-    skipped: list[str],
-    out: Path,
-) -> tuple[list[Sample], list[Failure]]:
-    """Sweeps group after group while there is time, and writes what there is after each."""
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    factory = StepFactory(setting.target.decoder, setting.draft.decoder, plan)
-    samples: list[Sample] = []
-    failures: list[Failure] = []
-    for name, points in groups:
-        if clock.left_s < 5:
-            skipped += [f"{name}: {describe(point)}" for point in points]
-            continue
-        result = sweep(factory, points, StoppingRule(**RULE, time_budget_s=clock.left_s))
-        samples += result.samples
-        failures += result.failures
-        visited = {shape_of(record) for record in (*result.samples, *result.failures)}
-        skipped += [f"{name}: {describe(point)}" for point in points if shape_of(point) not in visited]
-        print(f"{name}: {len(result.samples)} of {len(points)} points, at {clock.elapsed_s:.0f} s", flush=True)
+Group = tuple[str, list[MeasuredPoint]]
+
+
+class Run:
+    """What has been measured so far, on disk after every few points."""
+
+    def __init__(self, out: Path, setting: Setting, clock: Clock, *, bandwidth: float) -> None:
+        self.out, self.setting, self.clock, self.bandwidth = out, setting, clock, bandwidth
+        self.created = datetime.now(UTC).isoformat(timespec="seconds")
+        self.samples: dict[int, list[Sample]] = {}  # by context
+        self.failures: dict[int, list[Failure]] = {}
+        self.skipped: list[str] = []
+        self.chunk_s = 3.0  # what the last few points took
+
+    def sweep(self, plan: ProfilePlan, groups: Sequence[Group]) -> None:
+        """Group after group while there is time, a few points at once: making steps ready takes time as well."""
+        factory = StepFactory(self.setting.target.decoder, self.setting.draft.decoder, plan)
+        for name, points in groups:
+            for start in range(0, len(points), CHUNK):
+                chunk = points[start : start + CHUNK]
+                before_s = self.clock.elapsed_s
+                if self.clock.left_s < 1.5 * self.chunk_s or not self.sweep_chunk(factory, plan, name, chunk):
+                    self.skipped += [f"{name}: {describe(point)}" for point in chunk]
+                    continue
+                self.chunk_s = self.clock.elapsed_s - before_s
+                self.write(plan)
+            print(f"{name}, context {plan.context_len}: done at {self.clock.elapsed_s:.0f} s", flush=True)
+
+    def sweep_chunk(self, factory: StepFactory, plan: ProfilePlan, name: str, points: Sequence[MeasuredPoint]) -> bool:
+        """Whether anything was measured."""
+        rule = TAIL_RULE if name == "tail" else RULE
+        try:
+            result = sweep(factory, points, StoppingRule(**rule, time_budget_s=max(self.clock.left_s, 1.0)))
+        except MeasurementError as error:
+            print(f"  {name}: {error}", flush=True)
+            return False
+        self.samples.setdefault(plan.context_len, []).extend(result.samples)
+        self.failures.setdefault(plan.context_len, []).extend(result.failures)
         for failure in result.failures:
+            what = f"{failure.model} {failure.mode} {failure.num_reqs} x {failure.num_tokens}"
+            print(f"  failed: {what}: {failure.message}", flush=True)
+        visited = {shape_of(record) for record in (*result.samples, *result.failures)}
+        self.skipped += [f"{name}: {describe(point)}" for point in points if shape_of(point) not in visited]
+        self.print_shares(result.samples)
+        return True
+
+    def write(self, plan: ProfilePlan) -> None:
+        samples = self.samples[plan.context_len]
+        whole = SweepResult(
+            samples=samples,
+            failures=self.failures[plan.context_len],
+            complete={shape_of(point) for point in plan.points()} <= {shape_of(sample) for sample in samples},
+        )
+        profile = assemble_profile(self.setting.target, self.setting.draft, plan, whole, created=self.created)
+        profile.write(self.out / f"profile-context-{plan.context_len}.json")
+        self.write_result()
+
+    def write_result(self) -> dict[str, Any]:
+        shares = [share for samples in self.samples.values() for share in self.shares(samples)]
+        result = {
+            "copy_bandwidth_bytes_per_s": round(self.bandwidth),
+            "shares": shares,
+            "too_little": [share for share in shares if share["share"] < LEAST_SHARE],
+            "skipped": self.skipped,
+            "failures": [failure.message for failures in self.failures.values() for failure in failures],
+            "seconds": round(self.clock.elapsed_s, 1),
+        }
+        (self.out / "large_pair.json").write_text(json.dumps(result, indent=2) + "\n")
+        return result
+
+    def report(self) -> int:
+        """1 where a small step is not bound by memory on CUDA, or points failed, or there is nothing to judge by."""
+        result = self.write_result()
+        print(f"{len(self.skipped)} points skipped, listed in large_pair.json; {self.clock.elapsed_s:.0f} s")
+        if device_of(self.setting.target).type != "cuda":
+            return 0
+        return 1 if result["too_little"] or result["failures"] or not result["shares"] else 0
+
+    def shares(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """(weight bytes + KV bytes) / step time over the copy bandwidth, of replayed verify steps of few tokens."""
+        decoder = self.setting.target.decoder
+        weights = decoder.num_params * decoder.lm_head.weight.element_size()
+        if not decoder.config.tie_word_embeddings:
+            weights -= decoder.model.embed_tokens.weight.nbytes  # of which a step reads a few rows
+        shares = []
+        for sample in samples:
+            if sample.model == "verify" and sample.mode == "graph" and sample.num_tokens <= SHARE_TOKENS:
+                kv = (sample.num_reqs * sample.context_len + sample.num_tokens) * kv_bytes_per_token(
+                    self.setting.target
+                )
+                step_ms = float(np.median(sample.repetitions_ms))
+                shares.append(
+                    {
+                        "context_len": sample.context_len,
+                        "num_reqs": sample.num_reqs,
+                        "num_tokens": sample.num_tokens,
+                        "step_ms": round(step_ms, 4),
+                        "share": round((weights + kv) / (step_ms / 1e3) / self.bandwidth, 4),
+                    }
+                )
+        return shares
+
+    def print_shares(self, samples: Sequence[Sample]) -> None:
+        for share in self.shares(samples):
             print(
-                f"  failed: {failure.model} {failure.mode} {failure.num_reqs} x {failure.num_tokens}: {failure.message}"
+                f"  context {share['context_len']}, {share['num_reqs']:4} requests, {share['num_tokens']:4} tokens: "
+                f"{share['step_ms']:8.3f} ms, {share['share']:6.1%} of the copy bandwidth"
+                f"{'' if share['share'] >= LEAST_SHARE else '  TOO LITTLE'}",
+                flush=True,
             )
-        is_complete = {shape_of(point) for point in plan.points()} <= {shape_of(sample) for sample in samples}
-        whole = SweepResult(samples=samples, failures=failures, complete=is_complete)
-        profile = assemble_profile(setting.target, setting.draft, plan, whole, created=created)
-        profile.write(out / f"profile-context-{plan.context_len}.json")
-    return samples, failures
 
 
-def stages(plan: ProfilePlan) -> list[tuple[str, list[MeasuredPoint]]]:
-    """Every point of the plan once, the most valuable first."""
+def stages(plan: ProfilePlan) -> tuple[list[Group], list[Group]]:
+    """Every point of the plan once, in groups: the most valuable ones, and the rest."""
     points = plan.points()
     fewest = {size: fewest_reqs(plan, size) for size in plan.capture_sizes}
-    first = [p for p in points if p.k is None and p.mode == "graph" and p.shape.num_reqs == fewest[p.shape.num_tokens]]
-    tail = [p for p in points if p.k is None and p.shape.num_tokens > plan.capture_sizes[-1]]
+    # The largest first, as a sweep captures them: smaller graphs fit in its memory.
+    verify = [
+        p
+        for p in reversed(points)
+        if p.model == "verify" and p.mode == "graph" and p.shape.num_reqs == fewest[p.shape.num_tokens]
+    ]
+    verify.sort(key=lambda point: -point.shape.num_tokens)
+    tail = [p for p in points if p.model == "verify" and p.shape.num_tokens > plan.capture_sizes[-1]]
     counts = sorted({*request_grid(plan.max_num_seqs), *(plan.max_num_seqs * i // 16 for i in (2, 3, 6, 12))} - {0})
-    drafts = [plan.draft_point("graph", num_reqs, k) for num_reqs in counts for k in (1, 3, K)]
-    ranked = [("verify", first), ("tail", tail), ("draft", drafts)]
-    seen = {point for _, group in ranked for point in group}
+    drafts = [plan.draft_point("graph", num_reqs, k) for num_reqs in reversed(counts) for k in (K, 3, 1)]
+    first = [("verify", verify), ("tail", tail), ("draft", drafts)]
+    seen = {point for _, group in first for point in group}
     rest = [p for p in points if p not in seen]
-    ranked.append(("graph, the rest", [p for p in rest if p.mode == "graph"]))
-    ranked.append(("eager, the rest", [p for p in rest if p.mode == "eager"]))
-    return ranked
-
-
-def verify_points(plan: ProfilePlan) -> list[MeasuredPoint]:
-    return [p for p in plan.points() if p.k is None and p.mode == "graph"]
+    return first, [
+        ("graph, the rest", [p for p in rest if p.mode == "graph"]),
+        ("eager, the rest", [p for p in rest if p.mode == "eager"]),
+    ]
 
 
 def fewest_reqs(plan: ProfilePlan, size: int) -> int:
@@ -184,34 +267,14 @@ def fewest_reqs(plan: ProfilePlan, size: int) -> int:
     return fits[0] if fits else plan.max_num_seqs
 
 
-def shape_of(record: MeasuredPoint | Sample | Failure) -> tuple[str, int | None, int, int]:
+def shape_of(record: MeasuredPoint | Sample | Failure) -> tuple[str, str, int | None, int, int]:
     shape = record.shape if isinstance(record, MeasuredPoint) else record
-    return record.mode, record.k, shape.num_reqs, shape.num_tokens
+    return record.model, record.mode, record.k, shape.num_reqs, shape.num_tokens
 
 
 def describe(point: MeasuredPoint) -> str:
     drafts = "" if point.k is None else f", k = {point.k}"
     return f"{point.model} {point.mode}, {point.shape.num_reqs} requests, {point.shape.num_tokens} tokens{drafts}"
-
-
-def bandwidth_shares(setting: Setting, samples: Sequence[Sample], bandwidth: float) -> list[dict[str, Any]]:
-    """(weight bytes + KV bytes) / step time over the copy bandwidth, of replayed verify steps of few tokens."""
-    decoder = setting.target.decoder
-    weights = decoder.num_params * decoder.lm_head.weight.element_size()
-    if not decoder.config.tie_word_embeddings:
-        weights -= decoder.model.embed_tokens.weight.nbytes  # of which a step reads a few rows
-    shares = []
-    for sample in samples:
-        if sample.model == "verify" and sample.mode == "graph" and sample.num_tokens <= SHARE_TOKENS:
-            kv = (sample.num_reqs * sample.context_len + sample.num_tokens) * kv_bytes_per_token(setting.target)
-            step_s = float(np.median(sample.repetitions_ms)) / 1e3
-            share = (weights + kv) / step_s / bandwidth
-            shares.append({"num_reqs": sample.num_reqs, "num_tokens": sample.num_tokens, "share": round(share, 4)})
-            print(
-                f"{sample.num_reqs:4} requests, {sample.num_tokens:4} tokens: {step_s * 1e3:8.3f} ms, {share:6.1%} of "
-                f"the copy bandwidth{'' if share >= LEAST_SHARE else '  TOO LITTLE'}"
-            )
-    return shares
 
 
 def kv_bytes_per_token(model: LoadedModel) -> int:
@@ -252,32 +315,6 @@ def requests_that_fit(setting: Setting, context_len: int) -> int:
 
 def device_of(model: LoadedModel) -> torch.device:
     return model.decoder.lm_head.weight.device
-
-
-def report(
-    out: Path,
-    setting: Setting,
-    shares: list[dict[str, Any]],
-    skipped: list[str],
-    failures: Sequence[Failure],
-    bandwidth: float,
-    clock: Clock,
-) -> int:
-    """Writes the results; 1 where a small step is not bound by memory on CUDA, or points failed."""
-    too_little = [share for share in shares if share["share"] < LEAST_SHARE]
-    result = {
-        "copy_bandwidth_bytes_per_s": round(bandwidth),
-        "shares": shares,
-        "too_little": too_little,
-        "skipped": skipped,
-        "failures": [failure.message for failure in failures],
-        "seconds": round(clock.elapsed_s, 1),
-    }
-    (out / "large_pair.json").write_text(json.dumps(result, indent=2) + "\n")
-    print(f"{len(skipped)} points skipped, listed in large_pair.json; {clock.elapsed_s:.0f} s")
-    if device_of(setting.target).type != "cuda":
-        return 0
-    return 1 if too_little or failures or not shares else 0
 
 
 def large_pair(device: torch.device) -> Setting:

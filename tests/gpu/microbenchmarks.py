@@ -9,18 +9,21 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specplan.device import AcceptanceMask, accepted_prefix_mask, admit_drafts, compact_batch
+from specplan.device import AcceptanceMask, ScvMode, accepted_prefix_mask, admit_drafts, compact_batch
 from specplan.device.graphs import Grapher
+from specplan.device.scv import GraphMask, MaskKey
 from specplan.measure.clock import time_step
 from specplan.measure.environment import describe_environment
 
@@ -32,7 +35,7 @@ GOAL_US = 15.0
 GOAL_RATIO = 3.0
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
@@ -41,26 +44,40 @@ def main() -> None:
     end_s = time.monotonic() + options.seconds
     device = torch.device("cpu" if options.rehearse else "cuda")
     bench = Bench(device)
-    skipped = []
+    skipped: list[str] = []
+    failed: list[str] = []
+
+    def write() -> None:
+        """After each piece: what there is must not be lost to what comes."""
+        result = {
+            "environment": describe(device),
+            "timings": bench.timings,
+            "skipped": skipped,
+            "failed": failed,
+            "goal": goal(bench.timings),
+        }
+        (options.out / "microbenchmarks.json").write_text(json.dumps(result, indent=2) + "\n")
+
     bench.floor()
     for pieces in (quick_pieces, compiled_pieces):  # compiling takes longest, and comes last
         for num_reqs in REQUESTS:
             for k in KS:
                 for name, piece in pieces(bench, num_reqs, k):
+                    what = f"{name}, {num_reqs} x {k}"
                     if time.monotonic() > end_s:
-                        skipped.append(f"{name}, {num_reqs} x {k}")
-                    else:
+                        skipped.append(what)
+                        continue
+                    try:
                         piece()
-    result = {
-        "environment": describe(device),
-        "timings": bench.timings,
-        "skipped": skipped,
-        "goal": goal(bench.timings),
-    }
-    (options.out / "microbenchmarks.json").write_text(json.dumps(result, indent=2) + "\n")
+                    except Exception as error:  # noqa: BLE001 - one piece's failure is not the others'
+                        failed.append(f"{what}: {type(error).__name__}: {error}")
+                        print(f"FAILED {failed[-1]}", flush=True)
+                    write()
+    write()
     for line in skipped:
         print(f"skipped, out of time: {line}")
-    print(result["goal"])
+    print(goal(bench.timings))
+    return 1 if failed else 0
 
 
 class Bench:
@@ -68,7 +85,7 @@ class Bench:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.grapher = Grapher() if device.type == "cuda" else None
+        self.grapher = Grapher(device) if device.type == "cuda" else None
         self.timings: list[dict[str, Any]] = []
 
     def floor(self) -> None:
@@ -171,6 +188,7 @@ def compiled_pieces(bench: Bench, num_reqs: int, k: int) -> Pieces:
         torch._dynamo.reset()  # else the ninth size would run uncompiled
         step = Admission.random(num_reqs, k, bench.device)
         run = torch.compile(step.separate, fullgraph=True, dynamic=False)
+        assert torch.equal(run(), step.separate()), "compiled and eager admission differ"
         bench.captured("admission", "compiled", num_reqs, k, run)
 
     if bench.grapher is not None:
@@ -183,7 +201,12 @@ def quick_pieces(bench: Bench, num_reqs: int, k: int) -> Pieces:
     yield "admission, torch", lambda: bench.captured("admission", "torch", num_reqs, k, step.separate)
     if bench.grapher is not None:
         out = torch.zeros(3 * num_reqs + 2, dtype=torch.int32, device=device)
-        yield "admission, fused", lambda: bench.captured("admission", "fused", num_reqs, k, lambda: step.fused(out))
+
+        def fused() -> None:
+            assert torch.equal(step.fused(out), step.separate()), "fused and separate admission differ"
+            bench.captured("admission", "fused", num_reqs, k, lambda: step.fused(out))
+
+        yield "admission, fused", fused
 
     generator = torch.Generator().manual_seed(num_reqs + k)
     num_tokens = int(step.scheduled.sum())
@@ -195,14 +218,17 @@ def quick_pieces(bench: Bench, num_reqs: int, k: int) -> Pieces:
         return accepted_prefix_mask(drafts, sampled, counts)
 
     yield "mask, vectorised", lambda: bench.captured("mask", "vectorised", num_reqs, k, vectorised)
-    for mode in ("off", "adaptive", "graph"):
-        mask = AcceptanceMask(mode)
-        yield (
-            f"mask, {mode}",
-            lambda mask=mask, mode=mode: bench.eager(
-                "mask", f"mode {mode}", num_reqs, k, lambda: mask(drafts, sampled, counts)
-            ),
-        )
+    for mode in ScvMode:
+        yield f"mask, {mode}", partial(mask_in_mode, bench, mode, num_reqs, k, (drafts, sampled, counts))
+
+
+def mask_in_mode(bench: Bench, mode: ScvMode, num_reqs: int, k: int, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    """The mode as serving calls it, by the wall; and of `graph` the replay alone, at its padded sizes."""
+    mask = AcceptanceMask(mode)
+    bench.eager("mask", f"mode {mode}", num_reqs, k, lambda: mask(*batch))
+    if isinstance(mask.run, GraphMask) and bench.grapher is not None:
+        replay = mask.run.replays[MaskKey.of(*batch)][1]
+        bench.keep("mask", "mode graph, replayed", num_reqs, k, bench.samples_us(replay, calls=1))
 
 
 def goal(timings: list[dict[str, Any]]) -> str:
@@ -231,4 +257,4 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

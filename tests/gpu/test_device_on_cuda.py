@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 
@@ -30,8 +31,7 @@ from specplan.planning import admit_by_survival, survival_probability
 pytestmark = pytest.mark.gpu
 
 VALUES = np.array([1, 0, -0.0, 0.5, 0.25, 0.9, 0.3, 1 / 3, 1e-20, 1.5e-38, 1e-45, np.nan, np.inf, -0.5, 2], np.float32)
-# Long enough for the host to run ahead of the device by several steps.
-BUSY_CYCLES = 20_000_000
+BUSY_CYCLES = 2_000_000  # about a millisecond: the host is several steps ahead of what waits for it
 
 
 def random_masks(rng: np.random.Generator, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -56,6 +56,7 @@ def test_every_mode_of_the_mask_equals_the_cpu(cuda: torch.device) -> None:
         assert torch.equal(accepted_counts(got, there[2]).cpu(), accepted_counts(expected, batch[2]))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_vectorised_mask_waits_for_nothing(cuda: torch.device) -> None:
     batches = [tuple(part.to(cuda) for part in batch) for batch in random_masks(np.random.default_rng(1), 3)]
     graph = AcceptanceMask("graph")
@@ -71,8 +72,11 @@ def test_the_vectorised_mask_waits_for_nothing(cuda: torch.device) -> None:
 
 
 def test_a_failed_capture_harms_no_other(cuda: torch.device, caplog: pytest.LogCaptureFixture) -> None:
-    """One capture asks the host for a value, which ends it for real; before and after it others replay."""
-    grapher = Grapher()
+    """One capture asks the host for a value, which ends it for real; before and after it others replay.
+
+    Nor does it harm what is not a graph: random numbers are drawn, and memory is given back, as before.
+    """
+    grapher = Grapher(cuda)
     number = 0
 
     def capture(run):  # type: ignore[no-untyped-def]
@@ -97,6 +101,20 @@ def test_a_failed_capture_harms_no_other(cuda: torch.device, caplog: pytest.LogC
     assert "previous error" not in messages[0]  # the first error, not that the capture was invalid
     with pytest.raises(MeasurementError, match="capture failed"):
         grapher.capture(lambda: torch.ones(4, device=cuda).nonzero())
+    assert torch.rand(8, device=cuda).max() > 0
+    torch.cuda.empty_cache()
+    for batch in batches:
+        assert mask(*batch).all()
+    assert grapher.capture(lambda: torch.ones(4, device=cuda))().tolist() == [1, 1, 1, 1]
+
+
+def test_a_pool_can_be_captured_into_after_its_graphs_are_gone(cuda: torch.device) -> None:
+    grapher = Grapher(cuda)
+    for size in (4, 8, 16):
+        replay = grapher.capture(lambda size=size: torch.ones(size, device=cuda))
+        assert replay().sum() == size
+        del replay
+        gc.collect()
 
 
 def test_fused_admission_equals_numpy(cuda: torch.device) -> None:
@@ -134,7 +152,7 @@ def test_fused_admission_equals_numpy(cuda: torch.device) -> None:
         assert torch.equal(got[number, : 3 * num_reqs + 2], torch.cat((admitted, *offsets))), number
 
 
-@pytest.mark.parametrize(("num_reqs", "k"), [(8, 3), (64, 7), (256, 7), (1024, 15), (2048, 15)])
+@pytest.mark.parametrize(("num_reqs", "k"), [(8, 3), (64, 7), (256, 7), (1024, 15), (2048, 7)])
 def test_every_admission_on_cuda_equals_numpy_at_serving_sizes(cuda: torch.device, num_reqs: int, k: int) -> None:
     from specplan.device.admission_kernel import admit_and_compact
 
@@ -168,7 +186,7 @@ def test_a_captured_admission_reads_the_budget_of_now(cuda: torch.device) -> Non
         admit_and_compact(confidence, rows, offered, rows, budget, out, padded_reqs=16, num_bonus_tokens=1)
         return out
 
-    replay = Grapher().capture(run)
+    replay = Grapher(cuda).capture(run)
     for asked in (0, 1, 17, 64, 100):
         budget.fill_(asked)
         confidence.uniform_()
@@ -178,28 +196,34 @@ def test_a_captured_admission_reads_the_budget_of_now(cuda: torch.device) -> Non
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_lagged_confidences_do_not_depend_on_what_has_landed(cuda: torch.device, lag: int) -> None:
-    """The device is kept busy, so that copies land late and slots are reused under them."""
+    """Copies are kept waiting on their stream, so that they land late, and slots are reused under them."""
     rng = np.random.default_rng(lag)
+    num_steps, slots = 60, np.arange(8)
+    confidence = rng.random((num_steps, 8, 3), dtype=np.float32)
+    there = torch.from_numpy(confidence).to(cuda)
     buffers = [
         ConfidenceBuffer(num_slots=8, num_speculative_tokens=3, lag=lag, device=device)
         for device in (torch.device("cpu"), cuda)
     ]
-    slots = np.arange(8)
-    for step in range(60):
+    expected, live = [], []
+    for step in range(num_steps):
         for slot in rng.permutation(8)[: rng.integers(0, 3)]:
             for buffer in buffers:
                 buffer.add(int(slot))
         is_sampling = rng.random(8) < 0.7
-        confidence = torch.from_numpy(rng.random((8, 3), dtype=np.float32))
-        torch.cuda._sleep(BUSY_CYCLES // 10)
-        for buffer in buffers:
-            buffer.record(slots, is_sampling, confidence.to(buffer.device))
+        with torch.cuda.stream(buffers[1]._copy_stream):
+            torch.cuda._sleep(BUSY_CYCLES)
+        buffers[0].record(slots, is_sampling, torch.from_numpy(confidence[step]))
+        buffers[1].record(slots, is_sampling, there[step])
         if rng.random() < 0.7:  # a step without drafts asks for no budget
-            expected, got = (buffer.lagged(slots) for buffer in buffers)
-            assert np.array_equal(expected, got), step
-        assert torch.equal(buffers[0].live, buffers[1].live.cpu())
+            late, got = (buffer.lagged(slots) for buffer in buffers)
+            assert np.array_equal(late, got), step
+        expected.append(buffers[0].live.clone())
+        live.append(buffers[1].live.clone())
+    assert torch.equal(torch.stack(expected), torch.stack(live).cpu())
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_verifier_decides_as_on_a_cpu_and_does_not_wait(cuda: torch.device) -> None:
     tables = build_cost_tables(
         [(1, 0.3), (16, 0.9)],
@@ -219,6 +243,7 @@ def test_the_verifier_decides_as_on_a_cpu_and_does_not_wait(cuda: torch.device) 
             slots=rng.permutation(16)[:num_reqs],
             scheduled=rng.integers(0, 6, num_reqs),
             num_non_draft_tokens=np.ones(num_reqs, dtype=int),
+            is_prefill=np.zeros(num_reqs, dtype=bool),
             is_sampling=np.ones(num_reqs, dtype=bool),
             context_lens=rng.integers(0, 100, num_reqs),
         )
@@ -227,8 +252,6 @@ def test_the_verifier_decides_as_on_a_cpu_and_does_not_wait(cuda: torch.device) 
         budgets = [verifier.choose_budget(batch) for verifier in verifiers]
         assert budgets[0] == budgets[1], step
         expected = verifiers[0].reallocate(batch, budgets[0], padded_reqs=16)
-        if step:  # the kernel is compiled by now, unless this size is new
-            torch.cuda.synchronize()
         got = verifiers[1].reallocate(batch, budgets[0], padded_reqs=16)
         for name in ("admitted", "cu_num_logits", "query_start_loc"):
             assert torch.equal(getattr(expected, name), getattr(got, name).cpu()), (step, name)

@@ -19,14 +19,14 @@ def test_the_tiny_pairs_plan_covers_every_size_a_batch_can_reach() -> None:
         verify = {
             (point.shape.num_reqs, point.shape.num_tokens)
             for point in plan.points()
-            if point.mode == mode and point.k is None
+            if point.mode == mode and point.model == "verify"
         }
         reachable = {(n, t) for n in (1, 2, 4, 8, 16, 32, 64) for t in plan.capture_sizes if n <= t <= n * 8}
         reachable |= {(64, t) for t in plan.capture_sizes if t >= 64}
         tail = {(64, 768), (64, 1024)} if mode == "eager" else set()
         assert verify == reachable | tail
-        drafts = {(point.shape.num_reqs, point.k) for point in plan.points() if point.mode == mode} - {
-            (n, None) for n in (1, 2, 4, 8, 16, 32, 64)
+        drafts = {
+            (point.shape.num_reqs, point.k) for point in plan.points() if point.mode == mode and point.model == "draft"
         }
         assert drafts == {(n, k) for n in (1, 2, 4, 8, 16, 32, 64) for k in range(8)}
 
@@ -37,19 +37,28 @@ def test_every_capture_size_is_measured_by_someone(max_num_seqs: int, k: int) ->
     plan = ProfilePlan.default(
         max_num_seqs=max_num_seqs, num_speculative_tokens=k, max_num_batched_tokens=1024, context_len=64
     )
-    graph = {point.shape.num_tokens for point in plan.points() if point.mode == "graph" and point.k is None}
+    graph = {point.shape.num_tokens for point in plan.points() if point.mode == "graph" and point.model == "verify"}
     assert graph == set(plan.capture_sizes)
 
 
 def test_points_are_distinct_and_in_a_stable_order() -> None:
     points = tiny_plan().points()
-    assert len(points) == len({(p.mode, p.k, p.shape.num_reqs, p.shape.num_tokens) for p in points})
+    assert len(points) == len({(p.model, p.mode, p.k, p.shape.num_reqs, p.shape.num_tokens) for p in points})
     assert points == tiny_plan().points()
 
 
 def test_a_drafters_tokens_are_those_of_all_its_passes() -> None:
     tokens = [tiny_plan().draft_point("graph", 4, k).shape.num_tokens for k in (0, 1, 2, 7)]
     assert tokens == [8, 8, 12, 32]
+
+
+def test_a_drafters_prefill_runs_whole_prompts_of_up_to_a_row() -> None:
+    plan = tiny_plan()
+    assert plan.longest_sequence == 144
+    prefills = [point.shape for point in plan.points() if point.model == "draft-prefill"]
+    assert [shape.num_tokens for shape in prefills] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert [shape.num_reqs for shape in prefills] == [1] * 8 + [2, 4, 8]
+    assert {shape.context_len for shape in prefills} == {0}
 
 
 def test_the_longest_query_holds_the_tail() -> None:

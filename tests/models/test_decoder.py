@@ -13,7 +13,7 @@ from torch import Tensor
 from specplan.errors import ConfigError, MeasurementError
 from specplan.models import Decoder, DecoderConfig, DenseAttention, KVCache, RaggedBatch, cached_attention
 from specplan.models.config import Llama3RopeScaling
-from specplan.models.decoder import rope_rotation, rotate, stretch_frequencies
+from specplan.models.rope import rope_rotation, rotate, stretch_frequencies
 
 
 def small_config(**changes: object) -> DecoderConfig:
