@@ -2,9 +2,9 @@
 
 from specplan.engine.imposed import ImposedOutcomes
 from specplan.engine.passes import DraftPasses, PromptPass, VerifyPass, prefill
-from specplan.engine.recorder import record_pair
+from specplan.engine.recorder import decode_alone, record_pair
 from specplan.engine.serving import Engine, EngineStep, Phase, ServingCase
-from specplan.engine.tracing import read_prompts, record_trace
+from specplan.engine.tracing import read_prompts, record_trace, tokenize
 
 __all__ = [
     "DraftPasses",
@@ -15,8 +15,10 @@ __all__ = [
     "PromptPass",
     "ServingCase",
     "VerifyPass",
+    "decode_alone",
     "prefill",
     "read_prompts",
     "record_pair",
     "record_trace",
+    "tokenize",
 ]

@@ -19,7 +19,7 @@ from specplan.engine.passes import DraftPasses, prefill
 from specplan.errors import ConfigError
 from specplan.models import Decoder, KVCache, RaggedBatch, cached_attention
 
-__all__ = ["RecordedRequest", "record_pair"]
+__all__ = ["RecordedRequest", "decode_alone", "record_pair"]
 
 # Requests that are decoded side by side; past this a batch gains little and its cache costs memory.
 MAX_BATCH = 64
@@ -79,6 +79,16 @@ def record_pair(
             )
     on_progress(total, total)
     return requests
+
+
+@torch.inference_mode()
+def decode_alone(target: Decoder, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+    """What the target says without a drafter: `num_tokens` greedy tokens after each prompt."""
+    outputs: list[list[int]] = []
+    for start in range(0, len(prompts), MAX_BATCH):
+        batch = prompts[start : start + MAX_BATCH]
+        outputs += decode(target, batch, num_tokens, on_pass=lambda done: None).tolist()
+    return outputs
 
 
 def tell(on_progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:

@@ -13,7 +13,7 @@ from specplan.errors import ConfigError, FileError
 from specplan.files import Trace, TraceMetadata
 from specplan.models import LoadedModel, load_shared_tokenizer
 
-__all__ = ["read_prompts", "record_trace"]
+__all__ = ["read_prompts", "record_trace", "tokenize"]
 
 
 class Prompt(msgspec.Struct):
@@ -46,6 +46,19 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
+def tokenize(target: LoadedModel, draft: LoadedModel, prompts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each prompt, in the vocabulary that the pair shares. Raises ConfigError where it shares none."""
+    tokenizer = load_shared_tokenizer(target.folder, draft.folder)
+    for model in (target, draft):
+        if tokenizer.get_vocab_size() > model.decoder.config.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {tokenizer.get_vocab_size()} tokens, and {model.folder} knows "
+                f"{model.decoder.config.vocab_size}",
+                "use the tokenizer.json that belongs to the model",
+            )
+    return [tokenizer.encode(prompt).ids for prompt in prompts]
+
+
 def record_trace(
     target: LoadedModel,
     draft: LoadedModel,
@@ -74,18 +87,10 @@ def record_trace(
             f"K is {k} and the output {max_output_tokens} tokens, expected at least 1 of each",
             "raise -k or --max-output-tokens",
         )
-    tokenizer = load_shared_tokenizer(target.folder, draft.folder)
-    for model in (target, draft):
-        if tokenizer.get_vocab_size() > model.decoder.config.vocab_size:
-            raise ConfigError(
-                f"the tokenizer has {tokenizer.get_vocab_size()} tokens, and {model.folder} knows "
-                f"{model.decoder.config.vocab_size}",
-                "use the tokenizer.json that belongs to the model",
-            )
     requests = record_pair(
         target.decoder,
         draft.decoder,
-        [tokenizer.encode(prompt).ids for prompt in prompts],
+        tokenize(target, draft, prompts),
         k=k,
         max_output_tokens=max_output_tokens,
         eos_token_ids=target.decoder.config.eos_token_ids,

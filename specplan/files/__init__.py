@@ -6,6 +6,7 @@ from specplan.files._atomic import require_writable
 from specplan.files.profile import Environment, Failure, ModelInfo, Profile, Sample
 from specplan.files.tables import CostTables, Finding, HeldOutError, RegionError, Source
 from specplan.files.trace import Trace, TraceMetadata, require_trace_suffix
+from specplan.files.validation import Validation
 
 __all__ = [
     "CostTables",
@@ -20,6 +21,7 @@ __all__ = [
     "Source",
     "Trace",
     "TraceMetadata",
+    "Validation",
     "require_trace_suffix",
     "require_writable",
 ]

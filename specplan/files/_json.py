@@ -33,6 +33,9 @@ class _Kind:
 _KINDS = {
     "specplan.profile": _Kind(noun="a profile", writer="specplan profile", reader="specplan tables"),
     "specplan.tables": _Kind(noun="cost tables", writer="specplan tables", reader="specplan simulate --tables"),
+    "specplan.validation": _Kind(
+        noun="a validation", writer="specplan validate", reader="specplan.files.Validation.read"
+    ),
     "specplan.trace": _Kind(noun="a trace", writer="specplan record", reader="specplan simulate"),
 }
 

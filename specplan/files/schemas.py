@@ -8,13 +8,18 @@ import msgspec
 
 from specplan.files.profile import Profile
 from specplan.files.tables import CostTables
+from specplan.files.validation import Validation
 
 __all__ = ["json_schemas"]
 
 
 def json_schemas() -> dict[str, bytes]:
     """The schema of each JSON file, by the name it has in docs/schemas/."""
-    files: dict[str, type[msgspec.Struct]] = {"profile.schema.json": Profile, "tables.schema.json": CostTables}
+    files: dict[str, type[msgspec.Struct]] = {
+        "profile.schema.json": Profile,
+        "tables.schema.json": CostTables,
+        "validation.schema.json": Validation,
+    }
     return {name: _export(type_) for name, type_ in files.items()}
 
 

@@ -1,7 +1,16 @@
-"""The only place that times anything: clocks, the sweep that writes a profile, and what it runs on."""
+"""The only place that times anything: clocks, the sweep behind a profile, the engine held against the price."""
 
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.measure.profiling import profile_pair
 from specplan.measure.sweep import StoppingRule, SweepProgress
+from specplan.measure.validation import ValidationPlan, validate_pair
 
-__all__ = ["MeasuredPoint", "ProfilePlan", "StoppingRule", "SweepProgress", "profile_pair"]
+__all__ = [
+    "MeasuredPoint",
+    "ProfilePlan",
+    "StoppingRule",
+    "SweepProgress",
+    "ValidationPlan",
+    "profile_pair",
+    "validate_pair",
+]

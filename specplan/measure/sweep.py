@@ -171,10 +171,11 @@ def make_ready(series: Series, factory: StepFactory) -> None:
 
 def visit(series: Series, rule: StoppingRule, device: torch.device) -> None:
     """One burst at a point. Its first run finds caches that another shape has filled, so it counts as warm-up."""
-    assert series.step is not None
-    queued = priced_by_device(series.point)
-    series.warm_up.append(time_step(series.step.run, device, queued=queued))
-    series.repetitions += [time_step(series.step.run, device, queued=queued) for _ in range(rule.burst)]
+    step, queued = series.step, priced_by_device(series.point)
+    assert step is not None
+    for repetitions in (series.warm_up, *[series.repetitions] * rule.burst):
+        step.before()
+        repetitions.append(time_step(step.run, device, queued=queued))
     busy_s = sum(time.wall_ms for time in series.repetitions) / 1e3
     if len(series.repetitions) >= rule.min_repetitions and busy_s >= rule.min_busy_s:
         priced_ms = np.array(series.priced_ms)

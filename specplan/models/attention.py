@@ -27,6 +27,8 @@ __all__ = ["Attention", "DenseAttention", "PaddedAttention", "RaggedBatch", "cac
 
 # A request that decodes or verifies drafts brings fewer tokens than this, a chunk of a prompt mostly more.
 LONGEST_SHORT_QUERY = 32
+# What one more call takes is worth about as many idle rows of one query each.
+BRIDGED_ROWS = 8
 
 
 class Attention(Protocol):
@@ -113,14 +115,17 @@ class RaggedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Requests of a pass that are attended at once: their queries laid out as [num_reqs, longest query]."""
+    """Requests of a pass that are attended at once: their queries laid out as [num_rows, longest query].
+
+    A cache row between them that the pass leaves out rides along without a query.
+    """
 
     rows: slice  # of the cache
     tokens: slice  # of the pass
     longest_query: int
     longest_key: int
-    place: Tensor  # [tokens of the run], where each stands in [num_reqs * longest query]
-    mask: Tensor  # [num_reqs, 1, group * longest query, longest key]
+    place: Tensor  # [tokens of the run], where each stands in [num_rows * longest query]
+    mask: Tensor  # [num_rows, 1, group * longest query, longest key]
 
 
 class PaddedAttention:
@@ -139,20 +144,20 @@ class PaddedAttention:
 
     def make_run(self, requests: slice) -> Run:
         batch = self.batch
-        query_lens = batch.query_lens[requests]
-        num_reqs, longest_query = len(query_lens), max(query_lens)
+        query_lens, rows = batch.query_lens[requests], batch.rows[requests]
+        num_rows, longest_query = rows[-1] - rows[0] + 1, max(query_lens)
         longest_key = max(q + c for q, c in zip(query_lens, batch.context_lens[requests], strict=True))
         first_token = sum(batch.query_lens[: requests.start])
         tokens = slice(first_token, first_token + sum(query_lens))
-        place = (batch.owner[tokens] - requests.start) * longest_query + batch.offsets[tokens]
+        row = torch.tensor(rows, device=batch.owner.device)[batch.owner[tokens] - requests.start] - rows[0]
+        place = row * longest_query + batch.offsets[tokens]
         # A place no query fills keeps position 0: it attends to one key, so that its softmax is finite, and is dropped.
-        positions = torch.zeros(num_reqs * longest_query, dtype=torch.int64, device=place.device)
+        positions = torch.zeros(num_rows * longest_query, dtype=torch.int64, device=place.device)
         positions[place] = batch.positions[tokens]
         keys = torch.arange(longest_key, device=place.device)
-        mask = keys <= positions.view(num_reqs, 1, longest_query, 1)
-        first_row = batch.rows[requests.start]
+        mask = keys <= positions.view(num_rows, 1, longest_query, 1)
         return Run(
-            rows=slice(first_row, first_row + num_reqs),
+            rows=slice(rows[0], rows[-1] + 1),
             tokens=tokens,
             longest_query=longest_query,
             longest_key=longest_key,
@@ -174,16 +179,16 @@ class PaddedAttention:
         layer: int,
         query: Tensor,  # [tokens of the run, num_heads, head_size], rotated
     ) -> Tensor:  # as query
-        num_reqs = run.mask.shape[0]
+        num_rows = run.mask.shape[0]
         kv_heads, (num_heads, head_size) = self.cache.config.kv_heads, query.shape[1:]
         keys = self.cache.keys[layer][run.rows, : run.longest_key].transpose(1, 2)
         values = self.cache.values[layer][run.rows, : run.longest_key].transpose(1, 2)
-        laid_out = query.new_zeros(num_reqs * run.longest_query, num_heads, head_size)
+        laid_out = query.new_zeros(num_rows * run.longest_query, num_heads, head_size)
         laid_out.index_copy_(0, run.place, query)
-        grouped = laid_out.view(num_reqs, run.longest_query, kv_heads, self.group, head_size)
-        grouped = grouped.permute(0, 2, 3, 1, 4).reshape(num_reqs, kv_heads, -1, head_size)
+        grouped = laid_out.view(num_rows, run.longest_query, kv_heads, self.group, head_size)
+        grouped = grouped.permute(0, 2, 3, 1, 4).reshape(num_rows, kv_heads, -1, head_size)
         attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=run.mask)
-        attended = attended.view(num_reqs, kv_heads, self.group, run.longest_query, head_size).permute(0, 3, 1, 2, 4)
+        attended = attended.view(num_rows, kv_heads, self.group, run.longest_query, head_size).permute(0, 3, 1, 2, 4)
         return attended.reshape(-1, num_heads, head_size)[run.place]
 
 
@@ -191,10 +196,11 @@ def split_into_runs(
     query_lens: Sequence[int],  # [num_reqs]
     rows: Sequence[int],  # [num_reqs], ascending
 ) -> list[slice]:
-    """The requests that are worth attending at once: in consecutive cache rows, with queries that are alike.
+    """The requests that are worth attending at once: in cache rows that are close, with queries that are alike.
 
-    Consecutive rows are one slice of the cache, and every request of a run pays for its longest query. Short queries go
-    together, whatever their lengths; long ones with those at most twice as long; never a long one with a short one.
+    Rows from the first to the last are one slice of the cache, and every row of a run pays for its longest query. Short
+    queries go together, whatever their lengths; long ones with those at most twice as long; never a long one with a
+    short one. A few rows left out between short queries cost less than attending twice.
     """
     bounds = [0]
     shortest = longest = query_lens[0]
@@ -202,7 +208,8 @@ def split_into_runs(
         length = query_lens[request]
         shortest, longest = min(shortest, length), max(longest, length)
         alike = longest <= LONGEST_SHORT_QUERY or LONGEST_SHORT_QUERY < shortest <= longest <= 2 * shortest
-        if rows[request] != rows[request - 1] + 1 or not alike:
+        gap = rows[request] - rows[request - 1] - 1
+        if not alike or gap > (BRIDGED_ROWS if longest <= LONGEST_SHORT_QUERY else 0):
             bounds.append(request)
             shortest = longest = length
     return [slice(start, end) for start, end in pairwise([*bounds, len(rows)])]

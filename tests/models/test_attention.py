@@ -124,14 +124,17 @@ def test_any_batch(requests: dict[int, tuple[int, int]], heads: tuple[int, int],
     [
         ([1] * 6, range(6), [6]),
         ([1, 8, 32, 1, 0, 2], range(3, 9), [6]),  # short queries go together, whatever their lengths
-        ([1, 1, 1, 1], [0, 1, 3, 4], [2, 2]),
+        ([1, 1, 1, 1], [0, 1, 3, 4], [4]),  # an idle row rides along
+        ([1, 8, 1], [0, 9, 10], [3]),
+        ([1, 8, 1], [0, 10, 11], [1, 2]),
+        ([40, 40], [0, 2], [1, 1]),
         ([1, 1, 100, 1, 1], range(5), [2, 1, 2]),
         ([32, 33], range(2), [1, 1]),
         ([33, 66, 67, 40], range(4), [2, 2]),
         ([66, 33, 132], range(3), [2, 1]),
     ],
 )
-def test_a_run_is_consecutive_rows_with_queries_alike(
+def test_a_run_is_of_close_rows_with_queries_alike(
     query_lens: list[int], rows: Sequence[int], run_lens: list[int]
 ) -> None:
     runs = split_into_runs(query_lens, rows)

@@ -1,0 +1,147 @@
+"""What cost tables say of a served case: of the whole replay, and of the steps that the engine took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplan.engine import EngineStep, ServingCase
+from specplan.files import CostTables, Trace
+from specplan.files.validation import Part, PartError, SizeError
+from specplan.simulation.prices import StepPrices, VerifyPrices
+from specplan.simulation.replay import ReplayCase, StepRecord, Workload, replay_steps
+
+__all__ = ["HOST_PHASES", "Prediction", "TimedStep", "part_errors", "size_errors", "step_errors"]
+
+HOST_PHASES: Final = ("schedule", "plan", "layout", "commit", "record")
+PHASES_OF: Final[dict[Part, tuple[str, ...]]] = {
+    "verify": ("verify", "head"),
+    "draft": ("draft",),
+    "draft-prefill": ("draft-prefill",),
+    "host": HOST_PHASES,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedStep:
+    """A step of the engine, and what it took. A calibration step tells what the host takes, and is not compared."""
+
+    step: EngineStep
+    wall_ms: float
+    phases_ms: dict[str, float]
+    round_number: int
+    is_calibration: bool
+
+    def sum_ms(self, phases: Sequence[str]) -> float:
+        return sum(self.phases_ms.get(phase, 0.0) for phase in phases)
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """One case as the simulator replays it, deciding by `planner` and charged by `tables`."""
+
+    trace: Trace
+    case: ServingCase
+    planner: CostTables
+    tables: CostTables
+
+    def prices(self, tables: CostTables) -> StepPrices:
+        verify = VerifyPrices.from_tables(
+            tables, max_num_reqs=self.case.concurrency, max_num_tokens=self.case.max_num_batched_tokens
+        )
+        return StepPrices.from_tables(
+            verify, tables, policy=self.case.policy, num_speculative_tokens=self.case.num_speculative_tokens
+        )
+
+    @cached_property
+    def charged(self) -> StepPrices:
+        return self.prices(self.tables)
+
+    @cached_property
+    def records(self) -> list[StepRecord]:
+        """The replay's steps, with confidences as recorded: nothing is calibrated in the engine."""
+        kind, most = self.case.policy.kind, self.case.policy.num_drafts(self.case.num_speculative_tokens)
+        begins = self.trace.row_start[:-1]
+        outcome = (np.arange(most) < self.trace.accepted_len[:, None]).astype(np.float32)
+        confidence = None if self.trace.confidence is None else np.ascontiguousarray(self.trace.confidence[:, :most])
+        replay = ReplayCase(
+            workload=Workload(
+                accepted_len=self.trace.accepted_len,
+                first_row=begins + 1 - self.trace.position[begins],
+                prompt_len=self.trace.prompt_len,
+                output_len=self.trace.output_len,
+            ),
+            concurrency=self.case.concurrency,
+            max_num_batched_tokens=self.case.max_num_batched_tokens,
+            num_drafts=most,
+            is_ema=kind == "ema",
+            confidence={"adaptive": confidence, "oracle": outcome}.get(kind),
+            lag=0 if kind == "oracle" else self.case.lag,
+            prices=self.charged,
+            planner_prices=self.prices(self.planner),
+        )
+        return list(replay_steps(replay, replay.closed_loop(np.arange(self.trace.num_requests, dtype=np.int64))))
+
+    @property
+    def tokens_per_s(self) -> float:
+        cost_ms = sum(record.cost_ms for record in self.records)
+        return sum(record.num_output_tokens for record in self.records) / cost_ms * 1e3
+
+    def parts_ms(self, step: EngineStep) -> dict[Part, float]:
+        """What each part of a step that the engine took should have cost."""
+        prices = self.charged
+        verify_ms = prices.verify.row(step.num_reqs, step.mean_context_len)[step.num_tokens]
+        return {
+            "verify": float(verify_ms),
+            "draft": float(prices.draft_ms[step.k, step.num_reqs]),
+            "draft-prefill": float(prices.draft_prefill_ms[step.num_prompt_tokens]),
+            "host": float(prices.overhead_ms[step.num_reqs]),
+        }
+
+    def step_ms(self, step: EngineStep) -> float:
+        return sum(self.parts_ms(step).values())
+
+
+def step_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> NDArray[np.float64]:  # [num_steps]
+    """predicted / measured - 1 of each step."""
+    return np.array([prediction.step_ms(timed.step) / timed.wall_ms - 1 for timed in steps])
+
+
+def part_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> list[PartError]:
+    """Each part, predicted and measured, as the mean over the steps."""
+    predicted = [prediction.parts_ms(timed.step) for timed in steps]
+    return [
+        PartError(
+            part=part,
+            predicted_ms=float(np.mean([each[part] for each in predicted])),
+            measured_ms=float(np.mean([timed.sum_ms(phases) for timed in steps])),
+            measured_detail_ms={phase: float(np.mean([timed.sum_ms((phase,)) for timed in steps])) for phase in phases},
+        )
+        for part, phases in PHASES_OF.items()
+    ]
+
+
+def size_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> list[SizeError]:
+    """Medians by what ran, the commonest first."""
+    groups: dict[tuple[int, int, bool], list[TimedStep]] = {}
+    for timed in steps:
+        step = timed.step
+        groups.setdefault((step.num_reqs, step.executed_tokens, step.num_prompt_tokens > 0), []).append(timed)
+    return [
+        SizeError(
+            num_reqs=num_reqs,
+            executed_tokens=executed_tokens,
+            has_prompt_tokens=has_prompt_tokens,
+            num_steps=len(group),
+            predicted_ms=float(np.median([prediction.step_ms(timed.step) for timed in group])),
+            measured_ms=float(np.median([timed.wall_ms for timed in group])),
+        )
+        for (num_reqs, executed_tokens, has_prompt_tokens), group in sorted(
+            groups.items(), key=lambda item: -len(item[1])
+        )
+    ]

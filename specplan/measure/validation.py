@@ -1,0 +1,351 @@
+"""The simulator held against the engine: rounds of profiling and of serving in turn, so that drift hits both alike."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+
+import msgspec
+import numpy as np
+import torch
+
+from specplan import __version__
+from specplan.costs import tables_from_profile
+from specplan.engine import Engine, ImposedOutcomes, ServingCase, decode_alone, record_trace, tokenize
+from specplan.errors import ConfigError
+from specplan.files import CostTables, Profile, Sample, Trace, Validation
+from specplan.files.validation import CaseValidation
+from specplan.measure.agreement import check_lossless, compare_decisions
+from specplan.measure.environment import describe_environment
+from specplan.measure.grid import MeasuredPoint, ProfilePlan
+from specplan.measure.phases import PhaseClock
+from specplan.measure.prediction import HOST_PHASES, Prediction, TimedStep, part_errors, size_errors, step_errors
+from specplan.measure.profiling import assemble_profile, model_info
+from specplan.measure.steps import StepFactory
+from specplan.measure.sweep import StoppingRule, Sweep
+from specplan.models import LoadedModel
+from specplan.planning import Policy
+
+__all__ = ["ValidationPlan", "validate_pair"]
+
+# No point is ever done: each round gives each one burst, and no round more than another.
+EACH_ROUND = StoppingRule(half_width=-1.0, max_busy_s=float("inf"))
+# Of the steps that a case takes in a round, those that tell what the host takes, and are not compared with anything.
+CALIBRATION_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationPlan:
+    """What is served, and how often."""
+
+    policies: tuple[Policy, ...]
+    concurrencies: tuple[int, ...]
+    num_speculative_tokens: int
+    lag: int = 1
+    num_rounds: int = 5
+    max_output_tokens: int = 64
+    max_num_batched_tokens: int = 1024
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        limits = {
+            "the number of policies": (len(self.policies), 1),
+            "the number of concurrencies": (len(self.concurrencies), 1),
+            "the least concurrency": (min(self.concurrencies, default=1), 1),
+            "num_speculative_tokens": (self.num_speculative_tokens, 1),
+            "num_rounds": (self.num_rounds, 2),
+            "max_output_tokens": (self.max_output_tokens, 2),
+        }
+        for name, (value, least) in limits.items():
+            if value < least:
+                raise ConfigError(f"{name} is {value}, expected {least} or more", "see specplan validate --help")
+        for policy in self.policies:
+            if policy.num_drafts(self.num_speculative_tokens) > self.num_speculative_tokens:
+                raise ConfigError(
+                    f"policy {policy.name} drafts more than K = {self.num_speculative_tokens}",
+                    "name a smaller k, or raise -k",
+                )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Served:
+    """One policy at one concurrency, and the steps it has taken so far."""
+
+    case: ServingCase
+    engine: Engine
+    clock: PhaseClock
+    steps_per_round: int
+    steps: list[TimedStep] = field(default_factory=list)
+
+    @property
+    def measured(self) -> list[TimedStep]:
+        return [timed for timed in self.steps if not timed.is_calibration]
+
+    def run_round(self, number: int) -> None:
+        num_calibration = max(2, int(self.steps_per_round * CALIBRATION_SHARE))
+        for index in range(self.steps_per_round):
+            if self.engine.is_done:
+                return
+            start_s = time.perf_counter()
+            step = self.engine.step()
+            wall_ms = (time.perf_counter() - start_s) * 1e3
+            self.steps.append(
+                TimedStep(
+                    step=step,
+                    wall_ms=wall_ms,
+                    phases_ms=self.clock.take(),
+                    round_number=number,
+                    is_calibration=index < num_calibration,
+                )
+            )
+
+
+def validate_pair(
+    target: LoadedModel,
+    draft: LoadedModel,
+    texts: Sequence[str] | None,
+    plan: ValidationPlan,
+    *,
+    source: str,
+    imposed: Trace | None = None,
+    on_progress: Callable[[float, str], None] = lambda fraction, doing: None,
+) -> Validation:
+    """Records the pair, profiles and serves it in turn, simulates the same, and says how far apart they are.
+
+    With `imposed` nothing is recorded: outcomes are the trace's, and prompts are random tokens of its lengths, so that
+    `texts` are not needed and a pair without trained weights will do.
+    """
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    if imposed is None:
+        if texts is None:
+            raise ConfigError("no prompts, and no trace to impose", "pass --prompts, or --impose a trace")
+        on_progress(0.0, "recording")
+        trace = record_trace(
+            target, draft, texts, source=source, k=plan.num_speculative_tokens, max_output_tokens=plan.max_output_tokens
+        )
+        prompts = tokenize(target, draft, texts)
+    else:
+        trace = imposed
+        prompts = random_prompts(target, imposed, plan.seed)
+    contexts = context_lens(trace, target, draft, plan)
+    plans = [profile_plan(plan, context) for context in contexts]
+    factory = StepFactory(target.decoder, draft.decoder, plans[-1], seed=plan.seed)
+    running = Sweep(factory, points_to_measure(plan, plans), seed=plan.seed)
+    for index, _ in enumerate(running.make_ready()):
+        on_progress(0.15 * index / len(running.all_series), "making steps ready")
+
+    def profile_of(rounds: Sequence[int], host: Sequence[Sample]) -> Profile:
+        whole = assemble_profile(target, draft, plans[-1], running.result(stopped_by="cap"), created=created)
+        samples = [of_rounds(sample, rounds) for sample in whole.samples]
+        return msgspec.structs.replace(whole, samples=[*samples, *host])
+
+    @cache
+    def tables_of(policy: Policy, rounds: tuple[int, ...]) -> CostTables:
+        """With the host's work under the policy: it is not the same with a drafter and with a budget as without."""
+        same_policy = [served for served in served_cases if served.case.policy == policy]
+        timed = [step for served in same_policy for step in served.steps if step.is_calibration]
+        return tables_from_profile(profile_of(rounds, host_samples([t for t in timed if t.round_number in rounds])))
+
+    served_cases: list[Served] = []
+    order = random.Random(plan.seed)
+    planner: CostTables | None = None
+    for number in range(plan.num_rounds):
+        done = 0.15 + 0.8 * number / plan.num_rounds
+        for index, _ in enumerate(running.visit_all(EACH_ROUND)):
+            share = index / len(running.all_series)
+            on_progress(done + 0.4 * share / plan.num_rounds, f"round {number + 1}: profiling")
+        if planner is None:
+            # Decided by the first round and kept: a budget that moved with the profile would be another policy.
+            planner = tables_from_profile(profile_of([0], []))
+            served_cases = [
+                serve(target, draft, prompts, trace, plan, policy, concurrency, planner, imposed)
+                for concurrency in plan.concurrencies
+                for policy in plan.policies
+            ]
+        order.shuffle(served_cases)
+        for index, served in enumerate(served_cases):
+            share = 0.5 + 0.5 * index / len(served_cases)
+            doing = f"round {number + 1}: serving {served.case.policy.name} at {served.case.concurrency}"
+            on_progress(done + 0.8 * share / plan.num_rounds, doing)
+            served.run_round(number)
+    assert planner is not None
+    on_progress(0.95, "comparing")
+    alone = None
+    if imposed is None:
+        alone = decode_alone(target.decoder, prompts, plan.max_output_tokens + plan.num_speculative_tokens)
+    every_round = tuple(range(plan.num_rounds))
+    return Validation(
+        specplan_version=__version__,
+        created=created,
+        environment=describe_environment(factory.device, target.decoder.lm_head.weight.dtype),
+        target=model_info(target),
+        draft=model_info(draft),
+        source=source,
+        num_requests=trace.num_requests,
+        num_speculative_tokens=plan.num_speculative_tokens,
+        lag=plan.lag,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_output_tokens=plan.max_output_tokens,
+        num_rounds=plan.num_rounds,
+        imposed=None if imposed is None else imposed.metadata.source,
+        cases=[
+            compare(
+                served,
+                Prediction(trace, served.case, planner, tables_of(policy, every_round)),
+                [Prediction(trace, served.case, planner, tables_of(policy, (number,))) for number in every_round],
+                target,
+                prompts,
+                alone,
+            )
+            for concurrency in plan.concurrencies
+            for policy in plan.policies
+            for served in served_cases
+            if (served.case.policy, served.case.concurrency) == (policy, concurrency)
+        ],
+    )
+
+
+def serve(
+    target: LoadedModel,
+    draft: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    trace: Trace,
+    plan: ValidationPlan,
+    policy: Policy,
+    concurrency: int,
+    planner: CostTables,
+    imposed: Trace | None,
+) -> Served:
+    """An engine at the start of its loop, and how many of its steps make a round."""
+    case = ServingCase(
+        policy=policy,
+        num_speculative_tokens=plan.num_speculative_tokens,
+        concurrency=concurrency,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        lag=plan.lag,
+        capture_sizes=tuple(planner.capture_sizes),
+        tables=planner,
+    )
+    clock = PhaseClock()
+    engine = Engine(
+        target.decoder,
+        draft.decoder,
+        prompts,
+        case,
+        max_output_tokens=plan.max_output_tokens,
+        eos_token_ids=target.decoder.config.eos_token_ids,
+        imposed=None if imposed is None else ImposedOutcomes(imposed),
+        oracle=ImposedOutcomes(trace),
+        on_phase=clock,
+    )
+    expected = len(Prediction(trace, case, planner, planner).records)
+    return Served(case=case, engine=engine, clock=clock, steps_per_round=-(-expected // plan.num_rounds))
+
+
+def compare(
+    served: Served,
+    prediction: Prediction,
+    by_round: Sequence[Prediction],
+    target: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    alone: Sequence[Sequence[int]] | None,
+) -> CaseValidation:
+    measured = served.measured
+    errors = step_errors(prediction, measured)
+    rounds = sorted({timed.round_number for timed in measured})
+    steps = [timed.step for timed in served.steps]
+    return CaseValidation(
+        policy=served.case.policy.name,
+        concurrency=served.case.concurrency,
+        num_steps=len(measured),
+        predicted_tokens_per_s=prediction.tokens_per_s,
+        measured_tokens_per_s=tokens_per_s(measured),
+        round_predictions=[each.tokens_per_s for each in by_round],
+        round_measurements=[tokens_per_s([t for t in measured if t.round_number == number]) for number in rounds],
+        step_mape=float(np.abs(errors).mean()),
+        step_bias=float(errors.mean()),
+        parts=part_errors(prediction, measured),
+        sizes=size_errors(prediction, measured),
+        decisions=compare_decisions(steps, prediction.records, prediction.trace, target.decoder, prompts, alone),
+        lossless=None if alone is None else check_lossless(served.engine.outputs, target.decoder, prompts, alone),
+    )
+
+
+def tokens_per_s(steps: Sequence[TimedStep]) -> float:
+    return sum(timed.step.num_output_tokens for timed in steps) / sum(timed.wall_ms for timed in steps) * 1e3
+
+
+def host_samples(steps: Sequence[TimedStep]) -> list[Sample]:
+    """What the steps spent outside the passes, by shape."""
+    shapes: dict[tuple[int, int, int], list[TimedStep]] = {}
+    for timed in steps:
+        shapes.setdefault((timed.step.num_reqs, timed.step.num_tokens, timed.step.k), []).append(timed)
+    return [
+        Sample(
+            model="host",
+            mode="eager",
+            layout="multi-query",
+            num_reqs=num_reqs,
+            num_tokens=num_tokens,
+            executed_num_reqs=num_reqs,
+            executed_num_tokens=num_tokens,
+            k=k,
+            context_len=round(float(np.mean([timed.step.mean_context_len for timed in same]))),
+            warmup_ms=[],
+            repetitions_ms=[timed.sum_ms(HOST_PHASES) for timed in same],
+            stop_reason="cap",
+        )
+        for (num_reqs, num_tokens, k), same in shapes.items()
+    ]
+
+
+def of_rounds(sample: Sample, rounds: Sequence[int]) -> Sample:
+    """The repetitions of some rounds alone: each round gave every point one burst."""
+    burst = EACH_ROUND.burst
+    kept = [index for number in rounds for index in range(number * burst, (number + 1) * burst)]
+    return msgspec.structs.replace(
+        sample,
+        repetitions_ms=[sample.repetitions_ms[index] for index in kept],
+        device_ms=[sample.device_ms[index] for index in kept if sample.device_ms],
+    )
+
+
+def points_to_measure(plan: ValidationPlan, plans: Sequence[ProfilePlan]) -> list[MeasuredPoint]:
+    """What prices the cases: the modes that run, at the requests that are served."""
+    points = [point for each in plans for point in each.points() if is_priced(point, each.capture_sizes[-1])]
+    served = {*plan.concurrencies}
+    return list(dict.fromkeys(p for p in points if p.model == "draft-prefill" or p.shape.num_reqs in served))
+
+
+def is_priced(point: MeasuredPoint, capture_limit: int) -> bool:
+    if point.model == "verify":
+        return (point.mode == "graph") == (point.shape.num_tokens <= capture_limit)
+    return point.model == "draft-prefill" or point.mode == "graph"
+
+
+def profile_plan(plan: ValidationPlan, context_len: int) -> ProfilePlan:
+    return ProfilePlan.default(
+        max_num_seqs=max(plan.concurrencies),
+        num_speculative_tokens=plan.num_speculative_tokens,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        context_len=context_len,
+    )
+
+
+def context_lens(trace: Trace, target: LoadedModel, draft: LoadedModel, plan: ValidationPlan) -> list[int]:
+    """The shortest and the longest context that is usual in the trace, where the models hold them."""
+    begin, end = trace.prompt_len, trace.prompt_len + trace.output_len
+    positions = min(model.decoder.config.max_position_embeddings for model in (target, draft))
+    most = positions - profile_plan(plan, 2).longest_query
+    lens = {max(2, min(most, int(length))) for length in (np.median(begin), np.percentile(end, 90))}
+    return sorted(lens)
+
+
+def random_prompts(target: LoadedModel, trace: Trace, seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    vocab_size = target.decoder.config.vocab_size
+    return [torch.randint(vocab_size, (max(length, 1),), generator=generator).tolist() for length in trace.prompt_len]
