@@ -21,6 +21,7 @@ from specplan.cli.cmd_profile import profile
 from specplan.cli.cmd_record import record
 from specplan.cli.cmd_simulate import simulate
 from specplan.cli.cmd_tables import tables
+from specplan.cli.cmd_validate import validate
 from specplan.cli.output import INTERRUPTED
 from specplan.errors import SpecplanError
 
@@ -70,7 +71,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (profile, tables, record, simulate, check):
+for command in (profile, tables, record, simulate, validate, check):
     app.command()(command)
 app.command("import")(import_trace)
 

@@ -78,7 +78,7 @@ def record_trace(
         if model.weights == "random":
             raise ConfigError(
                 f"{model.folder} has no weights, and a trace of random ones says nothing",
-                "add model.safetensors to the folder",
+                "add model.safetensors to the folder; specplan validate --impose times a pair without",
             )
         if not all(bool(parameter.isfinite().all()) for parameter in model.decoder.parameters()):
             raise FileError(f"the weights in {model.folder} are not all finite", "restore the model's weights")

@@ -28,6 +28,7 @@ VALIDATION_SCHEMA: Final = "specplan.validation/1"
 
 Part = Literal["verify", "draft", "draft-prefill", "host"]
 Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
 
 
 class PartError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,7 +51,7 @@ class SizeError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     has_prompt_tokens: bool
     num_steps: Count
     predicted_ms: float
-    measured_ms: float
+    measured_ms: Positive
 
     @property
     def error(self) -> float:
@@ -98,20 +99,20 @@ class LosslessCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CaseValidation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One policy at one concurrency. `spread` is that of the predictions from each round of profiling alone."""
+    """One policy at one concurrency. Predicted and measured are of the same steps of its loop."""
 
     policy: str
     concurrency: int
-    num_steps: Count  # measured ones
-    predicted_tokens_per_s: float  # by the simulator, on the recorded trace
-    measured_tokens_per_s: float
-    round_predictions: list[float]  # tokens/s predicted from each round's profile alone
-    round_measurements: list[float]  # tokens/s measured in each round
+    num_steps: Annotated[int, Meta(ge=1)]  # measured ones
+    predicted_tokens_per_s: Positive  # by the simulator, on the recorded trace
+    measured_tokens_per_s: Positive
+    round_predictions: Annotated[list[Positive], Meta(min_length=1)]  # predicted from each round's profile alone
+    round_measurements: Annotated[list[Positive], Meta(min_length=1)]  # measured in each round, over its own steps
     step_mape: float  # of step times, over the engine's own steps
     step_bias: float  # signed, likewise
     parts: list[PartError]
     sizes: list[SizeError]
-    decisions: Decisions | None  # null where outcomes were imposed by a trace of other prompts
+    decisions: Decisions
     lossless: LosslessCheck | None  # null where outcomes were imposed
 
     @property
@@ -121,8 +122,13 @@ class CaseValidation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def spread(self) -> float:
-        """(largest - smallest) / median of the rounds' predictions or of their measurements, whichever is more."""
-        return max(relative_range(self.round_predictions), relative_range(self.round_measurements))
+        """How far the rounds of profiling lie apart: half the range of their predictions, over the median."""
+        return half_range(self.round_predictions)
+
+    @property
+    def measured_spread(self) -> float:
+        """Likewise of what was measured in each round, whose steps differ: drift, and the loop's own course."""
+        return half_range(self.round_measurements)
 
 
 class Validation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +146,7 @@ class Validation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_output_tokens: int
     num_rounds: int
     imposed: str | None  # the trace whose outcomes were imposed
-    cases: list[CaseValidation]
+    cases: Annotated[list[CaseValidation], Meta(min_length=1)]
 
     def median_error(self, concurrency: int) -> float:
         """The median of |error| over the policies at one concurrency."""
@@ -158,5 +164,5 @@ class Validation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         write_json(path, self, schema=VALIDATION_SCHEMA)
 
 
-def relative_range(values: list[float]) -> float:
-    return (max(values) - min(values)) / float(np.median(values)) if len(values) > 1 else 0.0
+def half_range(values: list[float]) -> float:
+    return (max(values) - min(values)) / 2 / float(np.median(values))

@@ -31,6 +31,7 @@ PHASES_OF: Final[dict[Part, tuple[str, ...]]] = {
 class TimedStep:
     """A step of the engine, and what it took. A calibration step tells what the host takes, and is not compared."""
 
+    place: int  # in the case's loop
     step: EngineStep
     wall_ms: float
     phases_ms: dict[str, float]
@@ -87,10 +88,10 @@ class Prediction:
         )
         return list(replay_steps(replay, replay.closed_loop(np.arange(self.trace.num_requests, dtype=np.int64))))
 
-    @property
-    def tokens_per_s(self) -> float:
-        cost_ms = sum(record.cost_ms for record in self.records)
-        return sum(record.num_output_tokens for record in self.records) / cost_ms * 1e3
+    def tokens_per_s(self, places: Sequence[int]) -> float:
+        """Over the steps at these places of the loop: those that were measured. The replay may be a little shorter."""
+        records = [self.records[place] for place in places if place < len(self.records)]
+        return sum(record.num_output_tokens for record in records) / sum(record.cost_ms for record in records) * 1e3
 
     def parts_ms(self, step: EngineStep) -> dict[Part, float]:
         """What each part of a step that the engine took should have cost."""

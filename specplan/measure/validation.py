@@ -16,6 +16,7 @@ import torch
 from specplan import __version__
 from specplan.costs import tables_from_profile
 from specplan.engine import Engine, ImposedOutcomes, ServingCase, decode_alone, record_trace, tokenize
+from specplan.engine.passes import FEED_LEN
 from specplan.errors import ConfigError
 from specplan.files import CostTables, Profile, Sample, Trace, Validation
 from specplan.files.validation import CaseValidation
@@ -29,6 +30,7 @@ from specplan.measure.steps import StepFactory
 from specplan.measure.sweep import StoppingRule, Sweep
 from specplan.models import LoadedModel
 from specplan.planning import Policy
+from specplan.simulation.verdicts import FEWEST_ROUNDS
 
 __all__ = ["ValidationPlan", "validate_pair"]
 
@@ -57,8 +59,9 @@ class ValidationPlan:
             "the number of concurrencies": (len(self.concurrencies), 1),
             "the least concurrency": (min(self.concurrencies, default=1), 1),
             "num_speculative_tokens": (self.num_speculative_tokens, 1),
-            "num_rounds": (self.num_rounds, 2),
+            "num_rounds": (self.num_rounds, FEWEST_ROUNDS),
             "max_output_tokens": (self.max_output_tokens, 2),
+            "lag": (self.lag, 0),
         }
         for name, (value, least) in limits.items():
             if value < least:
@@ -69,6 +72,14 @@ class ValidationPlan:
                     f"policy {policy.name} drafts more than K = {self.num_speculative_tokens}",
                     "name a smaller k, or raise -k",
                 )
+        most_drafts = max(policy.num_drafts(self.num_speculative_tokens) for policy in self.policies)
+        reserved = max(self.concurrencies) * (1 + most_drafts)
+        if reserved > self.max_num_batched_tokens:
+            raise ConfigError(
+                f"{max(self.concurrencies)} requests with {most_drafts} drafts each reserve {reserved} tokens a step, "
+                f"and a step holds {self.max_num_batched_tokens}",
+                "lower --concurrency or -k, or raise --max-num-batched-tokens",
+            )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -85,6 +96,12 @@ class Served:
     def measured(self) -> list[TimedStep]:
         return [timed for timed in self.steps if not timed.is_calibration]
 
+    @property
+    def calibration(self) -> list[TimedStep]:
+        """Of full batches where there are any: the odd step of fewer requests is no basis for a price."""
+        timed = [timed for timed in self.steps if timed.is_calibration]
+        return [timed for timed in timed if timed.step.num_reqs == self.case.concurrency] or timed
+
     def run_round(self, number: int) -> None:
         num_calibration = max(2, int(self.steps_per_round * CALIBRATION_SHARE))
         for index in range(self.steps_per_round):
@@ -95,6 +112,7 @@ class Served:
             wall_ms = (time.perf_counter() - start_s) * 1e3
             self.steps.append(
                 TimedStep(
+                    place=len(self.steps),
                     step=step,
                     wall_ms=wall_ms,
                     phases_ms=self.clock.take(),
@@ -146,9 +164,14 @@ def validate_pair(
     @cache
     def tables_of(policy: Policy, rounds: tuple[int, ...]) -> CostTables:
         """With the host's work under the policy: it is not the same with a drafter and with a budget as without."""
-        same_policy = [served for served in served_cases if served.case.policy == policy]
-        timed = [step for served in same_policy for step in served.steps if step.is_calibration]
-        return tables_from_profile(profile_of(rounds, host_samples([t for t in timed if t.round_number in rounds])))
+        timed = [
+            timed
+            for served in served_cases
+            if served.case.policy == policy
+            for timed in served.calibration
+            if timed.round_number in rounds
+        ]
+        return tables_from_profile(profile_of(rounds, host_samples(timed)))
 
     served_cases: list[Served] = []
     order = random.Random(plan.seed)
@@ -256,15 +279,16 @@ def compare(
 ) -> CaseValidation:
     measured = served.measured
     errors = step_errors(prediction, measured)
+    places = [timed.place for timed in measured]
     rounds = sorted({timed.round_number for timed in measured})
     steps = [timed.step for timed in served.steps]
     return CaseValidation(
         policy=served.case.policy.name,
         concurrency=served.case.concurrency,
         num_steps=len(measured),
-        predicted_tokens_per_s=prediction.tokens_per_s,
+        predicted_tokens_per_s=prediction.tokens_per_s(places),
         measured_tokens_per_s=tokens_per_s(measured),
-        round_predictions=[each.tokens_per_s for each in by_round],
+        round_predictions=[each.tokens_per_s(places) for each in by_round],
         round_measurements=[tokens_per_s([t for t in measured if t.round_number == number]) for number in rounds],
         step_mape=float(np.abs(errors).mean()),
         step_bias=float(errors.mean()),
@@ -340,8 +364,14 @@ def context_lens(trace: Trace, target: LoadedModel, draft: LoadedModel, plan: Va
     """The shortest and the longest context that is usual in the trace, where the models hold them."""
     begin, end = trace.prompt_len, trace.prompt_len + trace.output_len
     positions = min(model.decoder.config.max_position_embeddings for model in (target, draft))
-    most = positions - profile_plan(plan, 2).longest_query
-    lens = {max(2, min(most, int(length))) for length in (np.median(begin), np.percentile(end, 90))}
+    longest_query = profile_plan(plan, FEED_LEN).longest_query
+    most = positions - longest_query
+    if most < FEED_LEN:
+        raise ConfigError(
+            f"steps of up to {longest_query} tokens per request leave no context of the models' {positions} positions",
+            "lower --max-num-batched-tokens, or raise --concurrency",
+        )
+    lens = {max(FEED_LEN, min(most, int(length))) for length in (np.median(begin), np.percentile(end, 90))}
     return sorted(lens)
 
 

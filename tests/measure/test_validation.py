@@ -1,0 +1,319 @@
+"""The engine held against the simulator on the embedded pair: what is compared, and what agrees whatever the clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specplan.costs import build_cost_tables
+from specplan.engine import EngineStep, ServingCase, record_trace
+from specplan.errors import ConfigError
+from specplan.files import CostTables, Trace, Validation
+from specplan.measure import ValidationPlan, validate_pair
+from specplan.measure.agreement import check_lossless, compare_decisions, dense_logits
+from specplan.measure.phases import PhaseClock
+from specplan.measure.prediction import Prediction, TimedStep, part_errors, size_errors, step_errors
+from specplan.measure.validation import host_samples, of_rounds
+from specplan.models import Decoder, DecoderConfig, LoadedModel, load_model
+from specplan.planning import parse_policy
+
+CPU = torch.device("cpu")
+TEXTS = ["def main() -> None:\n    print(", "import os\nimport sys\n\n\nclass", "for index in range(10):\n", "x = ["]
+
+
+def tiny() -> tuple[LoadedModel, LoadedModel]:
+    target, draft = (load_model("tiny", role, device=CPU, dtype=torch.float32) for role in ("target", "draft"))
+    return target, draft
+
+
+def make_plan(**changes: Any) -> ValidationPlan:
+    fields: dict[str, Any] = {
+        "policies": tuple(map(parse_policy, ("none", "fixed:1", "adaptive"))),
+        "concurrencies": (1, 2),
+        "num_speculative_tokens": 2,
+        "num_rounds": 2,
+        "max_output_tokens": 6,
+        "max_num_batched_tokens": 32,
+    }
+    return ValidationPlan(**(fields | changes))
+
+
+@pytest.fixture(scope="module")
+def validation() -> Validation:
+    told: list[float] = []
+    result = validate_pair(
+        *tiny(), TEXTS, make_plan(), source="texts", on_progress=lambda fraction, doing: told.append(fraction)
+    )
+    assert told == sorted(told)
+    assert 0 <= told[0] <= told[-1] <= 1
+    return result
+
+
+def test_every_case_is_compared(validation: Validation, tmp_path: Path) -> None:
+    cases = [(case.concurrency, case.policy) for case in validation.cases]
+    assert cases == [(c, p) for c in (1, 2) for p in ("none", "fixed:1", "adaptive")]
+    for case in validation.cases:
+        assert case.num_steps > 4
+        assert len(case.round_predictions) == 2
+        assert case.predicted_tokens_per_s > 0
+        assert sum(size.num_steps for size in case.sizes) == case.num_steps
+        assert case.error == pytest.approx(case.predicted_tokens_per_s / case.measured_tokens_per_s - 1)
+    validation.write(tmp_path / "validation.json")
+    assert Validation.read(tmp_path / "validation.json") == validation
+
+
+def test_output_is_lossless_and_decisions_are_explained(validation: Validation) -> None:
+    """In float32 a step may differ from the simulator's, but not without a cause."""
+    for case in validation.cases:
+        assert case.lossless is not None
+        assert case.lossless.num_wrong == 0
+        assert case.lossless.num_outputs == len(TEXTS)
+        assert case.decisions.num_steps > 6
+        if case.decisions.first_divergence is not None:
+            assert case.decisions.first_divergence.cause != "unexplained"
+
+
+def test_the_parts_of_a_step_are_the_step(validation: Validation) -> None:
+    """What the clock saw, up to what lies between its readings."""
+    for case in validation.cases:
+        parts = {part.part: part for part in case.parts}
+        assert list(parts) == ["verify", "draft", "draft-prefill", "host"]
+        assert (parts["draft"].measured_ms > 0) == (case.policy != "none")
+        assert (parts["draft"].predicted_ms > 0) == (case.policy != "none")
+        assert parts["host"].predicted_ms > 0
+        for part in case.parts:
+            assert sum(part.measured_detail_ms.values()) == pytest.approx(part.measured_ms)
+
+
+def test_a_pair_with_random_weights_is_timed_under_a_trace(validation: Validation) -> None:
+    """Its decisions are the trace's, to the last step."""
+    target, draft = tiny()
+    trace = record_trace(target, draft, TEXTS, source="texts", k=2, max_output_tokens=6)
+    config = DecoderConfig(
+        model_type="llama",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
+    strangers = [
+        LoadedModel(
+            name=name,
+            folder=Path(name),
+            decoder=Decoder(config).requires_grad_(False).eval(),
+            weights="random",
+            config_sha256="0" * 64,
+        )
+        for name in ("big", "little")
+    ]
+    result = validate_pair(*strangers, None, make_plan(concurrencies=(2,)), source="texts", imposed=trace)
+    assert result.imposed == "texts"
+    for case in result.cases:
+        assert case.lossless is None
+        assert case.decisions.first_divergence is None
+        assert case.decisions.num_equal == case.decisions.num_steps
+
+
+def test_without_prompts_and_without_a_trace_there_is_nothing_to_serve() -> None:
+    with pytest.raises(ConfigError, match="no prompts, and no trace"):
+        validate_pair(*tiny(), None, make_plan(), source="texts")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policies": ()}, "the number of policies is 0"),
+        ({"concurrencies": (0, 4)}, "the least concurrency is 0"),
+        ({"num_rounds": 1}, "num_rounds is 1, expected 2 or more"),
+        ({"lag": -1}, "lag is -1, expected 0 or more"),
+        ({"concurrencies": (1, 16)}, "16 requests with 2 drafts each reserve 48 tokens a step, and a step holds 32"),
+        ({"policies": (parse_policy("fixed:9"),)}, "fixed:9 drafts more than K = 2"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_plan(**changes)
+
+
+def test_a_phase_clock_adds_up_and_starts_anew() -> None:
+    clock = PhaseClock()
+    for phase in ("schedule", "plan", "schedule"):
+        clock(phase)  # type: ignore[arg-type]
+    taken = clock.take()
+    assert set(taken) == {"schedule", "plan"}
+    assert all(ms >= 0 for ms in taken.values())
+    assert clock.take() == {}
+
+
+def make_tables() -> CostTables:
+    """Costs that can be read off: 10 + t ms to verify t tokens, 2 to draft, and so on."""
+    return build_cost_tables(
+        [(1, 2.0), (4, 2.0)],
+        [(t, 10.0 + t) for t in range(1, 33)],
+        max_num_reqs=4,
+        max_num_tokens=32,
+        capture_limit=32,
+        overhead_ms=0.5,
+    )
+
+
+def make_step(**changes: Any) -> EngineStep:
+    fields: dict[str, Any] = {
+        "num_reqs": 2,
+        "num_prompt_tokens": 0,
+        "num_tokens": 4,
+        "executed_tokens": 4,
+        "mean_context_len": 8.0,
+        "k": 2,
+        "requests": (0, 1),
+        "emitted": (1, 1),
+        "confidence": ((0.9, 0.8), (0.7, 0.6)),
+        "admitted": (1, 1),
+        "accepted": (1, 0),
+        "num_output_tokens": 3,
+        "num_finished": 0,
+    }
+    return EngineStep(**(fields | changes))
+
+
+def timed(step: EngineStep, wall_ms: float, **phases_ms: float) -> TimedStep:
+    return TimedStep(place=0, step=step, wall_ms=wall_ms, phases_ms=phases_ms, round_number=0, is_calibration=False)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return record_trace(*tiny(), TEXTS, source="texts", k=2, max_output_tokens=6)
+
+
+def predict(trace: Trace, policy: str = "fixed:2") -> Prediction:
+    case = ServingCase(
+        policy=parse_policy(policy),
+        num_speculative_tokens=2,
+        concurrency=2,
+        max_num_batched_tokens=32,
+        tables=make_tables(),
+    )
+    return Prediction(trace, case, make_tables(), make_tables())
+
+
+def test_errors_by_hand(trace: Trace) -> None:
+    """Predicted: 14 to verify 4 tokens, 2 to draft, 0.5 for the host."""
+    prediction = predict(trace)
+    steps = [
+        timed(make_step(), 15.0, verify=10.0, head=1.0, draft=3.0, plan=0.5, layout=0.5),
+        timed(make_step(), 16.5, verify=12.0, head=1.0, draft=3.0, plan=0.25, record=0.25),
+        timed(make_step(num_tokens=6, executed_tokens=6, num_prompt_tokens=3), 20.0, verify=16.0),
+    ]
+    assert prediction.parts_ms(make_step()) == {"verify": 14.0, "draft": 2.0, "draft-prefill": 0.0, "host": 0.5}
+    assert step_errors(prediction, steps).tolist() == pytest.approx([0.1, 0.0, -0.075])
+    parts = {part.part: part for part in part_errors(prediction, steps)}
+    assert parts["verify"].predicted_ms == pytest.approx((14 + 14 + 16) / 3)
+    assert parts["verify"].measured_ms == pytest.approx((11 + 13 + 16) / 3)
+    assert parts["host"].measured_detail_ms["plan"] == pytest.approx(0.25)
+    sizes = size_errors(prediction, steps)
+    assert [(size.executed_tokens, size.has_prompt_tokens, size.num_steps) for size in sizes] == [
+        (4, False, 2),
+        (6, True, 1),
+    ]
+    assert sizes[0].measured_ms == pytest.approx(15.75)
+
+
+def test_tokens_per_s_are_those_of_the_replay_at_the_same_places(trace: Trace) -> None:
+    records = predict(trace).records
+    places = [2, 3, 5, len(records) + 4]  # the engine may take a few steps more
+    total_s = sum(records[place].cost_ms for place in places[:3]) / 1e3
+    tokens = sum(records[place].num_output_tokens for place in places[:3])
+    assert predict(trace).tokens_per_s(places) == pytest.approx(tokens / total_s)
+
+
+def test_host_samples_are_what_lies_around_the_passes() -> None:
+    steps = [
+        timed(make_step(), 15.0, verify=10.0, plan=0.5, layout=0.25),
+        timed(make_step(mean_context_len=12.0), 15.0, draft=10.0, commit=0.5),
+        timed(make_step(num_tokens=6), 15.0, schedule=0.1, record=0.1),
+    ]
+    first, second = host_samples(steps)
+    assert (first.num_reqs, first.num_tokens, first.k, first.context_len) == (2, 4, 2, 10)
+    assert first.repetitions_ms == [0.75, 0.5]
+    assert second.repetitions_ms == [pytest.approx(0.2)]
+
+
+def test_a_round_is_its_own_burst() -> None:
+    sample = host_samples([timed(make_step(), 1.0, plan=float(1 + index)) for index in range(9)])[0]
+    assert of_rounds(sample, [1]).repetitions_ms == [4.0, 5.0, 6.0]
+    assert of_rounds(sample, [0, 2]).repetitions_ms == [1.0, 2.0, 3.0, 7.0, 8.0, 9.0]
+
+
+def as_steps(trace: Trace) -> list[EngineStep]:
+    """The simulator's own steps, as an engine would have taken them."""
+    first_row = trace.row_start[:-1]
+    emitted = dict.fromkeys(range(trace.num_requests), 1)
+    steps = []
+    for record in predict(trace).records:
+        rows = [int(first_row[r]) + emitted[r] for r in record.requests]
+        steps.append(
+            make_step(
+                num_reqs=record.num_reqs,
+                num_tokens=record.num_tokens,
+                requests=record.requests,
+                emitted=tuple(emitted[r] for r in record.requests),
+                confidence=tuple(tuple(trace.confidence[row].tolist()) for row in rows),  # type: ignore[index]
+                admitted=record.admitted,
+                accepted=record.accepted,
+            )
+        )
+        for request, accepted in zip(record.requests, record.accepted, strict=True):
+            emitted[request] += accepted + 1
+            if emitted[request] >= trace.output_len[request]:
+                emitted[request] = 1  # it will be served again
+    return steps
+
+
+def test_a_divergence_is_traced_to_a_confidence_or_a_tie_or_to_nothing(trace: Trace) -> None:
+    target, _ = tiny()
+    prompts = [[1, 2, 3]] * trace.num_requests
+    alone = [[5] * 10] * trace.num_requests
+    steps, records = as_steps(trace), predict(trace).records
+    same = compare_decisions(steps, records, trace, target.decoder, prompts, alone)
+    assert (same.num_equal, same.first_divergence) == (len(records), None)
+
+    index = next(i for i, step in enumerate(steps) if len(step.requests) == 2)
+    step = steps[index]
+    nudged = tuple(tuple(value + 4e-6 for value in row) for row in step.confidence)
+    for confidence, cause in ((step.confidence, "unexplained"), (nudged, "confidence")):
+        changed = [*steps]
+        changed[index] = dataclasses.replace(step, admitted=(0, *step.admitted[1:]), confidence=confidence)
+        decisions = compare_decisions(changed, records, trace, target.decoder, prompts, alone)
+        assert decisions.num_equal == len(records) - 1
+        divergence = decisions.first_divergence
+        assert divergence is not None
+        assert (divergence.step, divergence.request, divergence.cause) == (index, step.requests[0], cause)
+        assert divergence.engine.endswith(f"0 admitted, {step.accepted[0]} accepted")
+
+    others = [*steps]
+    others[index] = dataclasses.replace(step, num_tokens=step.num_tokens + 1)
+    divergence = compare_decisions(others, records, trace, target.decoder, prompts, alone).first_divergence
+    assert divergence is not None
+    assert (divergence.request, divergence.cause) == (None, "unexplained")
+
+
+def test_an_output_may_differ_by_a_tie_and_by_nothing_else() -> None:
+    target, _ = tiny()
+    prompt = [10, 20, 30]
+    logits = dense_logits(target.decoder, prompt)[-1]
+    best, second = (int(token) for token in np.argsort(logits)[::-1][:2])
+    right = check_lossless({0: [best]}, target.decoder, [prompt], [[best, 1]])
+    assert (right.num_outputs, right.num_ties, right.num_wrong) == (1, 0, 0)
+    wrong = check_lossless({0: [second]}, target.decoder, [prompt], [[best, 1]])
+    assert (wrong.num_ties, wrong.num_wrong) == (0, 1)
+    target.decoder.lm_head.weight[second] = target.decoder.lm_head.weight[best]
+    tie = check_lossless({0: [second]}, target.decoder, [prompt], [[best, 1]])
+    assert (tie.num_ties, tie.num_wrong) == (1, 0)
