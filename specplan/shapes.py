@@ -20,7 +20,9 @@ __all__ = [
     "tail_sizes",
 ]
 
-Layout = Literal["multi-query"]
+# How a pass attends. multi-query: a row for each request, its keys read once for all its queries. batch-expansion: a
+# row for each query, its request's keys read again for every one of them.
+Layout = Literal["multi-query", "batch-expansion"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

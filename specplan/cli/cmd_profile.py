@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from specplan.files import Profile
 
 __all__ = ["profile"]
+
+
+class LayoutName(StrEnum):
+    MULTI_QUERY = "multi-query"
+    BATCH_EXPANSION = "batch-expansion"
 
 
 def profile(
@@ -29,6 +35,13 @@ def profile(
     context_len: Annotated[
         int | None,
         typer.Option(help="KV tokens of each request. Default: an eighth of the models' positions, at most 2048."),
+    ] = None,
+    layout: Annotated[
+        list[LayoutName] | None,
+        typer.Option(
+            help="How verify passes attend; repeatable. multi-query, which is priced and always asked for: a row for "
+            "each request. batch-expansion, to compare: a row for each query. Default: multi-query."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     time_budget: Annotated[
@@ -61,6 +74,7 @@ def profile(
         max_num_batched_tokens=max_num_batched_tokens,
         context_len=min(2048, positions // 8) if context_len is None else context_len,
         ceiling=pair.capture_ceiling,
+        layouts=tuple(name.value for name in layout or [LayoutName.MULTI_QUERY]),
     )
     with show_progress("measuring") as report:
 

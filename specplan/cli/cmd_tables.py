@@ -34,6 +34,8 @@ def tables(
     """Price every batch size: padded up to the capture limit, smooth above it.
 
     Example: specplan tables profile.json -o tables.json
+
+    Where the profile timed both layouts, the tables also show how many times as long batch expansion takes.
     """
     from specplan.costs import tables_from_profile
     from specplan.files import Profile, require_writable

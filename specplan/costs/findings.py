@@ -179,7 +179,7 @@ def _extrapolated(evidence: Evidence) -> Iterator[Finding]:
 
 def _incomplete(profile: Profile) -> Iterator[Finding]:
     captured = {
-        sample.executed_num_tokens for sample in profile.samples if sample.model == "verify" and sample.mode == "graph"
+        sample.executed_num_tokens for sample in _passes(profile) if sample.model == "verify" and sample.mode == "graph"
     }
     missing = [size for size in profile.capture_sizes if size not in captured]
     if not profile.complete or missing:
@@ -195,16 +195,33 @@ def _incomplete(profile: Profile) -> Iterator[Finding]:
 
 
 def _failures(profile: Profile) -> Iterator[Finding]:
-    if profile.failures:
-        first = profile.failures[0]
+    """Those of what is priced; apart from them, those of the layout that is only compared."""
+    priced = [index for index, failure in enumerate(profile.failures) if failure.layout == "multi-query"]
+    compared = [index for index, failure in enumerate(profile.failures) if failure.layout != "multi-query"]
+    if priced:
         yield Finding(
             code="failed-points",
             severity="warning",
-            place="$.failures[0]",
-            message=f"{len(profile.failures)} shapes could not run; the first, {first.model} {first.mode} of "
-            f"{first.num_reqs} requests and {first.num_tokens} tokens: {first.message}",
+            place=f"$.failures[{priced[0]}]",
+            message=f"{len(priced)} shapes could not run; the first, {_failed(profile, priced[0])}",
             hint="their costs are held from neighbours; measure within what the device can run",
         )
+    if compared:
+        yield Finding(
+            code="failed-layout-points",
+            severity="note",
+            place=f"$.failures[{compared[0]}]",
+            message=f"{len(compared)} batch-expansion shapes could not run; the first, {_failed(profile, compared[0])}",
+            hint="the layouts are not compared there; tables price multi-query, which is not affected",
+        )
+
+
+def _failed(profile: Profile, index: int) -> str:
+    failure = profile.failures[index]
+    return (
+        f"{failure.model} {failure.mode} of {failure.num_reqs} requests and {failure.num_tokens} tokens: "
+        f"{failure.message}"
+    )
 
 
 def _eager_draft(profile: Profile) -> Iterator[Finding]:
@@ -220,7 +237,7 @@ def _eager_draft(profile: Profile) -> Iterator[Finding]:
 
 
 def _contexts(profile: Profile) -> Iterator[Finding]:
-    verify = {sample.context_len for sample in profile.samples if sample.model == "verify"}
+    verify = {sample.context_len for sample in _passes(profile) if sample.model == "verify"}
     draft = {sample.context_len for sample in profile.samples if sample.model == "draft"}
     if len(verify) == 1:
         yield Finding(
@@ -272,8 +289,12 @@ def _spread(profile: Profile) -> Iterator[Finding]:
 
 
 def _passes(profile: Profile) -> list[Sample]:
-    """Samples of one pass run over and over. The host's are of steps as they came, and count once pooled."""
-    return [sample for sample in profile.samples if sample.model != "host"]
+    """Samples of one pass run over and over, of those that price it.
+
+    The host's are of steps as they came, and count once pooled. Batch expansion prices nothing, and where it is
+    compared its intervals say how sure that is.
+    """
+    return [sample for sample in profile.samples if sample.model != "host" and sample.layout == "multi-query"]
 
 
 def _shape_of(sample: Sample) -> str:

@@ -13,6 +13,7 @@ from specplan import __version__
 from specplan.costs.build import check_at_least, check_monotone, free_draft
 from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summarise
 from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, judge_profile, unmeasured
+from specplan.costs.layouts import compare_layouts
 from specplan.costs.pricing import Rows, plan_row, price_rows
 from specplan.costs.samples import (
     Points,
@@ -113,6 +114,7 @@ def tables_from_profile(
         draft_prefill_ms=draft_prefill.ms,
         draft_prefill_source=draft_prefill.source,
         draft_prefill_ci_ms=draft_prefill.ci_ms,
+        layout_costs=compare_layouts(profile),
     )
 
 

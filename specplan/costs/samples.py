@@ -13,6 +13,7 @@ from specplan.costs.uncertainty import median_half_widths
 from specplan.errors import ConfigError
 from specplan.files.profile import Profile, Sample
 from specplan.files.tables import Source
+from specplan.shapes import Layout
 
 __all__ = [
     "Points",
@@ -56,13 +57,15 @@ class Sheet:
     source: NDArray[np.uint8]  # [R, S] of Source
 
 
-def verify_points(profile: Profile) -> Points:
+def verify_points(profile: Profile, layout: Layout = "multi-query") -> Points:
     """Graph samples at or below the capture limit, eager ones above it: the mode a step of that size would run in."""
     limit = profile.capture_limit
     chosen = [
         (sample.context_len, sample.num_reqs, sample.executed_num_tokens, index)
         for index, sample in enumerate(profile.samples)
-        if sample.model == "verify" and (sample.mode == "graph") == (sample.executed_num_tokens <= limit)
+        if sample.model == "verify"
+        and sample.layout == layout
+        and (sample.mode == "graph") == (sample.executed_num_tokens <= limit)
     ]
     return _pool(profile.samples, chosen)
 

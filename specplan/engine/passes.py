@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from specplan.device import accepted_counts, accepted_prefix_mask
 from specplan.device.acceptance import PADDING_TOKEN
 from specplan.models import Decoder, KVCache, RaggedBatch, cached_attention
+from specplan.shapes import Layout
 
 __all__ = ["FEED_LEN", "DraftPasses", "PromptPass", "VerifyPass", "prefill"]
 
@@ -26,7 +27,7 @@ FEED_LEN = 2
 
 
 class VerifyPass:
-    """One multi-query pass of the target: each request's last committed token followed by its drafts.
+    """One pass of the target over several queries of each request: its last committed token followed by its drafts.
 
     A request in prefill brings a chunk of its prompt instead, and no drafts: of its tokens the last one alone is
     judged, so that the head runs over nothing that is not sampled from.
@@ -42,12 +43,13 @@ class VerifyPass:
         num_drafts: Sequence[int] | None = None,  # [num_reqs]; where not given, all but each request's first token
         rows: Sequence[int] | None = None,  # [num_reqs], of the cache, ascending; 0, 1, 2, ... where not given
         padded_tokens: int | None = None,
+        layout: Layout = "multi-query",
     ) -> None:
         if num_drafts is None:
             num_drafts = [length - 1 for length in query_lens]
         self.decoder = decoder
         self.batch = RaggedBatch(query_lens, context_lens, cache=cache, rows=rows, padded_tokens=padded_tokens)
-        self.attention = cached_attention(self.batch, cache)
+        self.attention = cached_attention(self.batch, cache, layout)
         device = self.batch.positions.device
         self.num_drafts = torch.tensor(num_drafts, device=device)  # [num_reqs]
         self.most_drafts = max(num_drafts)

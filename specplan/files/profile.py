@@ -38,7 +38,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
       budget, admission, laying out the batch, committing), one repetition a step. `k` is the drafts per request that
       the step proposes, 0 without a drafter.
 
-    The last two are never captured: their mode is eager, and nothing is padded.
+    The last two are never captured: their mode is eager, and nothing is padded. `layout` is how a pass attends: with a
+    row for each request (multi-query), or in a verify pass with one for each query (batch-expansion).
     """
 
     model: Timed
@@ -61,6 +62,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f".k: expected null for a {self.model} sample, got {self.k}")
         if drafts and self.k is None:
             raise ValueError(f".k: expected drafts per request for a {self.model} sample, got null")
+        if self.model != "verify" and self.layout != "multi-query":
+            raise ValueError(f".layout: expected multi-query for a {self.model} sample, got {self.layout}")
         if self.model != "draft" and self.num_tokens < self.num_reqs:
             raise ValueError(f".num_tokens: expected at least one per request ({self.num_reqs}), got {self.num_tokens}")
         captures = self.model in ("draft", "verify")

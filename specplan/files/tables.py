@@ -15,9 +15,18 @@ from numpy.typing import NDArray
 
 from specplan.errors import CoverageError
 from specplan.files._json import encode, read_json, write_json
-from specplan.files.profile import Environment, ModelInfo
+from specplan.files.profile import Environment, Milliseconds, ModelInfo
 
-__all__ = ["TABLES_SCHEMA", "CostTables", "Finding", "HeldOutError", "Monotone", "RegionError", "Source"]
+__all__ = [
+    "TABLES_SCHEMA",
+    "CostTables",
+    "Finding",
+    "HeldOutError",
+    "LayoutCosts",
+    "Monotone",
+    "RegionError",
+    "Source",
+]
 
 # History of the schema:
 #   1  first version
@@ -73,6 +82,32 @@ class HeldOutError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     draft_prefill: RegionError | None
 
 
+class LayoutCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a verify pass costs in either layout: `num_reqs` requests with `k` drafts each, run at `num_tokens`.
+
+    Medians, and half-widths of their 95% intervals. The two are too close to call where their intervals overlap.
+    """
+
+    context_len: Annotated[int, Meta(ge=0)]
+    num_reqs: Annotated[int, Meta(ge=1)]
+    k: Annotated[int, Meta(ge=0)]
+    num_tokens: Annotated[int, Meta(ge=1)]
+    multi_query_ms: Milliseconds
+    multi_query_ci_ms: Annotated[float, Meta(ge=0)]
+    batch_expansion_ms: Milliseconds
+    batch_expansion_ci_ms: Annotated[float, Meta(ge=0)]
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as multi-query batch expansion takes."""
+        return self.batch_expansion_ms / self.multi_query_ms
+
+    @property
+    def is_too_close_to_call(self) -> bool:
+        difference_ms = abs(self.batch_expansion_ms - self.multi_query_ms)
+        return difference_ms <= self.multi_query_ci_ms + self.batch_expansion_ci_ms
+
+
 class CostTables(
     Struct,
     frozen=True,
@@ -89,7 +124,8 @@ class CostTables(
     `num_reqs` and `contexts` are the measured requests and contexts of the verify axes; tables made from a plain curve
     have one of each, and hold for any. `draft_ks` is None where one draft row holds for every k. A `_ci_ms` is the
     half-width of the 95% interval, None without raw repetitions. `capture_sizes` are those that were measured.
-    `draft_capture_limit` is in requests; None: every measured draft size is a captured one.
+    `draft_capture_limit` is in requests; None: every measured draft size is a captured one. All costs are of the
+    multi-query layout; `layout_costs` compares it with batch expansion, and is empty where only one was measured.
     """
 
     schema: Literal["specplan.tables/1"] = TABLES_SCHEMA
@@ -122,6 +158,7 @@ class CostTables(
     draft_prefill_ms: NDArray[np.float64]  # [max_num_tokens + 1]; 0 at 0 tokens
     draft_prefill_source: NDArray[np.uint8] | None  # [max_num_tokens + 1] of Source
     draft_prefill_ci_ms: NDArray[np.float64] | None  # [max_num_tokens + 1]
+    layout_costs: list[LayoutCosts] = []
 
     def __post_init__(self) -> None:
         _check_axis(".contexts", self.contexts, least=0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specplan.engine.passes import FEED_LEN
 from specplan.errors import ConfigError
-from specplan.shapes import StepShape, default_capture_sizes, profiled_shapes, request_grid
+from specplan.shapes import Layout, StepShape, default_capture_sizes, padded_size, profiled_shapes, request_grid
 
 __all__ = ["MeasuredPoint", "ProfilePlan"]
 
@@ -26,13 +26,17 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilePlan:
-    """What to measure. `context_len` is the KV tokens each request holds before the step."""
+    """What to measure. `context_len` is the KV tokens each request holds before the step.
+
+    `layouts` are those of the verify pass. Multi-query is one of them, for it is what tables price.
+    """
 
     max_num_seqs: int
     num_speculative_tokens: int
     max_num_batched_tokens: int
     context_len: int
     capture_sizes: tuple[int, ...]
+    layouts: tuple[Layout, ...] = ("multi-query",)
 
     def __post_init__(self) -> None:
         limits = {
@@ -50,6 +54,11 @@ class ProfilePlan:
                 f"capture sizes {list(self.capture_sizes)} are not ascending and distinct",
                 "list each size once, the smallest first",
             )
+        if "multi-query" not in self.layouts or len(set(self.layouts)) < len(self.layouts):
+            raise ConfigError(
+                f"layouts {', '.join(self.layouts) or 'none'}: expected multi-query, which tables price, and each once",
+                "pass --layout multi-query, and with it --layout batch-expansion to compare the two",
+            )
 
     @classmethod
     def default(
@@ -60,6 +69,7 @@ class ProfilePlan:
         max_num_batched_tokens: int,
         context_len: int,
         ceiling: int = 512,
+        layouts: tuple[Layout, ...] = ("multi-query",),
     ) -> ProfilePlan:
         """The sizes that vLLM captures for these limits; `ceiling` as in `default_capture_sizes`."""
         return cls(
@@ -73,6 +83,7 @@ class ProfilePlan:
                 max_num_batched_tokens=max_num_batched_tokens,
                 ceiling=ceiling,
             ),
+            layouts=layouts,
         )
 
     @property
@@ -88,7 +99,7 @@ class ProfilePlan:
 
     def points(self) -> list[MeasuredPoint]:
         """Verify over requests and tokens, drafts over requests and k, in both modes; the eager tail; the drafter's
-        prefill over tokens."""
+        prefill over tokens; and in batch expansion the verify points that are compared with it."""
         shapes = profiled_shapes(
             max_num_seqs=self.max_num_seqs,
             num_speculative_tokens=self.num_speculative_tokens,
@@ -102,8 +113,28 @@ class ProfilePlan:
             points += [MeasuredPoint(model="verify", mode=mode, shape=shape) for shape in captured]
             for num_reqs in request_grid(self.max_num_seqs):
                 points += [self.draft_point(mode, num_reqs, k) for k in range(self.num_speculative_tokens + 1)]
-        tail = [MeasuredPoint(model="verify", mode="eager", shape=shape) for shape in shapes[len(captured) :]]
-        return points + tail + [self.draft_prefill_point(size) for size in request_grid(self.max_num_batched_tokens)]
+        points += [MeasuredPoint(model="verify", mode="eager", shape=shape) for shape in shapes[len(captured) :]]
+        expanded = [self.expanded(point) for point in points if self.is_compared(point)]
+        return [
+            *points,
+            *(self.draft_prefill_point(size) for size in request_grid(self.max_num_batched_tokens)),
+            *expanded,
+        ]
+
+    def is_compared(self, point: MeasuredPoint) -> bool:
+        """Whether layouts are compared at a multi-query point.
+
+        They are where a step runs of as many requests with k drafts each, of any k: at its padded size, in its mode.
+        """
+        if "batch-expansion" not in self.layouts or point.model != "verify":
+            return False
+        if (point.mode == "graph") != (point.shape.num_tokens <= self.capture_sizes[-1]):
+            return False
+        steps = (point.shape.num_reqs * (1 + k) for k in range(self.num_speculative_tokens + 1))
+        return point.shape.num_tokens in {padded_size(num_tokens, self.capture_sizes) for num_tokens in steps}
+
+    def expanded(self, point: MeasuredPoint) -> MeasuredPoint:
+        return replace(point, shape=replace(point.shape, layout="batch-expansion"))
 
     def verify_point(self, mode: Mode, num_reqs: int, num_tokens: int) -> MeasuredPoint:
         shape = StepShape(num_reqs=num_reqs, num_tokens=num_tokens, context_len=self.context_len)

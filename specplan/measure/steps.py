@@ -111,6 +111,7 @@ class StepFactory:
             query_lens=even_query_lens(shape.num_reqs, shape.num_tokens),
             context_lens=[shape.context_len] * shape.num_reqs,
             padded_tokens=padded_size(shape.num_tokens, self.plan.capture_sizes) if point.mode == "graph" else None,
+            layout=shape.layout,
         )
         token_ids = self.random_tokens(self.target, verify.executed_num_tokens)
 

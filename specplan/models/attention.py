@@ -3,9 +3,10 @@
 An attention also turns queries and keys by their positions (models/rope.py): what it caches are rotated keys.
 
 The cached kinds take a ragged batch: request r brings `query_lens[r]` tokens that follow `context_lens[r]` cached ones,
-and each token attends to its request's context and to the tokens up to itself (multi-query: one row per request, its
-keys and values read once for all its queries). Tokens past the batch's own, up to `padded_tokens`, are padding: they
-are written to the cache's scratch row and attend to nothing.
+and each token attends to its request's context and to the tokens up to itself, in one of two layouts. Multi-query: a
+row for each request, its keys and values read once for all its queries. Batch expansion: a row for each query. All keys
+of the pass are written before any is read. Tokens past the batch's own, up to `padded_tokens`, are padding: they are
+written to the cache's scratch row and attend to nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +23,24 @@ from torch.nn import functional as F
 from specplan.errors import ConfigError, MeasurementError
 from specplan.models.cache import KVCache
 from specplan.models.rope import Rope, rotate
+from specplan.shapes import Layout
 
-__all__ = ["Attention", "DenseAttention", "PaddedAttention", "RaggedBatch", "cached_attention", "split_into_runs"]
+__all__ = [
+    "Attention",
+    "DenseAttention",
+    "ExpandedAttention",
+    "PaddedAttention",
+    "RaggedBatch",
+    "cached_attention",
+    "split_into_runs",
+]
 
 # A request that decodes or verifies drafts brings fewer tokens than this, a chunk of a prompt mostly more.
 LONGEST_SHORT_QUERY = 32
 # What one more call takes is worth about as many idle rows of one query each.
 BRIDGED_ROWS = 8
+# Keys that batch expansion copies at once, and as much again of values: about what a core's own cache holds.
+COPIED_BYTES = 512 * 1024
 
 
 class Attention(Protocol):
@@ -129,7 +141,7 @@ class Run:
 
 
 class PaddedAttention:
-    """Cached attention for a CPU: run by run, queries are padded to the run's longest and masked to their own length.
+    """Multi-query attention for a CPU: run by run, queries are padded to the run's longest and masked to their length.
 
     Runs, their layouts and their masks are made once per pass, not per layer. The heads that share a key head ride
     along the query axis, so that keys are read once per group and never repeated.
@@ -192,6 +204,63 @@ class PaddedAttention:
         return attended.reshape(-1, num_heads, head_size)[run.place]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QueryBlock:
+    """Queries of a pass whose keys are copied at once."""
+
+    tokens: slice  # of the pass
+    rows: Tensor  # [queries], of the cache
+    mask: Tensor  # [queries, 1, 1, longest key]
+
+
+class ExpandedAttention:
+    """Batch expansion for a CPU: every query is a row of its own, with a copy of its request's keys and values.
+
+    The copies are what the layout costs. They are made in blocks of queries that a processor's caches hold: memory for
+    all of them at once would be fresh from the system every time, and its first touch would be what is measured. Blocks
+    and their masks are made once per pass. The heads of a group ride along the query axis, as in `PaddedAttention`.
+    """
+
+    def __init__(self, batch: RaggedBatch, cache: KVCache) -> None:
+        self.batch = batch
+        self.cache = cache
+        longest_key = max(1, *(q + c for q, c in zip(batch.query_lens, batch.context_lens, strict=True)))
+        row_bytes = longest_key * cache.config.kv_heads * cache.config.head_size * cache.keys.element_size()
+        at_once = max(1, COPIED_BYTES // row_bytes)
+        starts = range(0, batch.num_tokens, at_once)
+        self.blocks = [self.make_block(slice(at, min(at + at_once, batch.num_tokens))) for at in starts]
+
+    def make_block(self, tokens: slice) -> QueryBlock:
+        positions = self.batch.positions[tokens]
+        keys = torch.arange(int(positions.max()) + 1, device=positions.device)
+        return QueryBlock(
+            tokens=tokens,
+            rows=torch.tensor(self.batch.rows, device=positions.device)[self.batch.owner[tokens]],
+            mask=keys <= positions.view(-1, 1, 1, 1),
+        )
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rope: Rope) -> Tensor:
+        self.cache.write(layer, self.batch.kv_index, rotate(key, rope), value)
+        rotated = rotate(query, rope)
+        out = torch.zeros_like(rotated)
+        for block in self.blocks:
+            out[block.tokens] = self.attend_block(block, layer, rotated[block.tokens])
+        return out
+
+    def attend_block(
+        self,
+        block: QueryBlock,
+        layer: int,
+        query: Tensor,  # [queries, num_heads, head_size], rotated
+    ) -> Tensor:  # as query
+        num_queries, num_heads, head_size = query.shape
+        kv_heads, longest_key = self.cache.config.kv_heads, block.mask.shape[-1]
+        keys = self.cache.keys[layer][:, :longest_key].index_select(0, block.rows).transpose(1, 2)
+        values = self.cache.values[layer][:, :longest_key].index_select(0, block.rows).transpose(1, 2)
+        grouped = query.view(num_queries, kv_heads, num_heads // kv_heads, head_size)
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=block.mask).flatten(1, 2)
+
+
 def split_into_runs(
     query_lens: Sequence[int],  # [num_reqs]
     rows: Sequence[int],  # [num_reqs], ascending
@@ -215,12 +284,14 @@ def split_into_runs(
     return [slice(start, end) for start, end in pairwise([*bounds, len(rows)])]
 
 
-def cached_attention(batch: RaggedBatch, cache: KVCache) -> Attention:
+def cached_attention(batch: RaggedBatch, cache: KVCache, layout: Layout = "multi-query") -> Attention:
     """The cached attention of the cache's device. Raises MeasurementError where CUDA's cannot be compiled."""
-    return cuda_attention(batch, cache) if cache.keys.is_cuda else PaddedAttention(batch, cache)
+    if cache.keys.is_cuda:
+        return cuda_attention(batch, cache, layout)
+    return PaddedAttention(batch, cache) if layout == "multi-query" else ExpandedAttention(batch, cache)
 
 
-def cuda_attention(batch: RaggedBatch, cache: KVCache) -> Attention:
+def cuda_attention(batch: RaggedBatch, cache: KVCache, layout: Layout = "multi-query") -> Attention:
     """Our own kernels'; imported here, because a CPU's user has no Triton."""
     try:
         from specplan.models.split_attention import SplitAttention
@@ -229,4 +300,4 @@ def cuda_attention(batch: RaggedBatch, cache: KVCache) -> Attention:
             f"the attention of CUDA passes is in Triton, and Triton cannot be imported: {error}",
             "pip install 'triton>=3.5' (CUDA builds of torch for Linux bring theirs), or measure with --device cpu",
         ) from error
-    return SplitAttention(batch, cache)
+    return SplitAttention(batch, cache, layout=layout)

@@ -18,6 +18,7 @@ from specplan.models.attention_kernel import attend_slice, combine_slices
 from specplan.models.cache import KVCache
 from specplan.models.rope import Rope
 from specplan.models.rope_kernel import rotate_and_cache
+from specplan.shapes import Layout
 
 __all__ = ["Blocks", "SplitAttention", "choose_blocks", "choose_num_slices"]
 
@@ -37,13 +38,16 @@ class SplitAttention:
     """Cached attention for CUDA: a layer is one launch that rotates its tokens and caches them, and one that attends.
 
     Where requests are too few to fill the device, their contexts are split over it, and a third launch combines them.
+    In batch expansion every query is a request of its own to the kernels, and to the arrays that they read.
 
     `query_starts`, `used_lens` and `cache_rows` are on the device and read when the kernels run. Rewritten in place,
     with the batch's positions and cache places, they make a captured pass one over other lengths and other rows: up to
     the longest query and the number of tokens that it was made for. The cost follows the lengths, not the cache's size.
     """
 
-    def __init__(self, batch: RaggedBatch, cache: KVCache, *, num_slices: int | None = None) -> None:
+    def __init__(
+        self, batch: RaggedBatch, cache: KVCache, *, layout: Layout = "multi-query", num_slices: int | None = None
+    ) -> None:
         """`num_slices` is chosen for the device if it is not given."""
         config = cache.config
         if config.head_size > MAX_HEAD_SIZE:
@@ -54,19 +58,22 @@ class SplitAttention:
         self.batch = batch
         self.cache = cache
         device = cache.keys.device
-        lens = torch.tensor(batch.query_lens, dtype=torch.int32)
+        query_lens, context_lens, cache_rows = (
+            (batch.query_lens, batch.context_lens, batch.rows) if layout == "multi-query" else one_query_each(batch)
+        )
+        lens = torch.tensor(query_lens, dtype=torch.int32)
         starts = torch.cat((torch.zeros(1, dtype=torch.int32), lens.cumsum(0, dtype=torch.int32)))
         self.query_starts = starts.to(device)  # [num_reqs + 1]
-        self.used_lens = (lens + torch.tensor(batch.context_lens, dtype=torch.int32)).to(device)  # [num_reqs]
-        self.cache_rows = torch.tensor(batch.rows, dtype=torch.int32, device=device)  # [num_reqs]
+        self.used_lens = (lens + torch.tensor(context_lens, dtype=torch.int32)).to(device)  # [num_reqs]
+        self.cache_rows = torch.tensor(cache_rows, dtype=torch.int32, device=device)  # [num_reqs]
 
         self.group = config.num_attention_heads // config.kv_heads
-        rows = max(batch.query_lens) * self.group
+        rows = max(query_lens) * self.group
         hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
         self.blocks = choose_blocks(rows, config.head_size, cache.keys.element_size(), hopper=hopper)
         self.row_blocks = triton.cdiv(rows, self.blocks.rows)
         if num_slices is None:
-            programs = self.row_blocks * config.kv_heads * len(batch.query_lens)
+            programs = self.row_blocks * config.kv_heads * len(query_lens)
             sm_count = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
             at_once = sm_count * WARPS_PER_SM // self.blocks.num_warps
             num_slices = choose_num_slices(programs, max_len=cache.max_len, at_once=at_once)
@@ -140,6 +147,22 @@ class SplitAttention:
         return out
 
 
+def one_query_each(batch: RaggedBatch) -> tuple[list[int], list[int], list[int]]:  # each [padded_tokens]
+    """Query lengths, context lengths and cache rows in batch expansion, where every token is a request.
+
+    Padding tokens are requests without a query: a captured pass, rewritten in place, may bring any number of tokens.
+    """
+    query_lens: list[int] = []
+    context_lens: list[int] = []
+    cache_rows: list[int] = []
+    for queries, context, row in zip(batch.query_lens, batch.context_lens, batch.rows, strict=True):
+        query_lens += [1] * queries
+        context_lens += range(context, context + queries)
+        cache_rows += [row] * queries
+    padding = [0] * (batch.padded_tokens - batch.num_tokens)
+    return query_lens + padding, context_lens + padding, cache_rows + padding
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
     """What one program works on: `rows` (queries times heads of a group) against `keys` at a time."""
@@ -150,7 +173,7 @@ class Blocks:
 
 
 def choose_blocks(
-    num_rows: int,  # of the longest request: queries times heads per KV head
+    num_reqs: int,  # of the longest request: queries times heads per KV head
     head_size: int,
     element_bytes: int,
     *,
@@ -164,7 +187,7 @@ def choose_blocks(
     compiling, none of it by running: heads of 64 and 128 in 16 bits spill nothing on sm_90; others, a few bytes.
     """
     padded_head = max(16, triton.next_power_of_2(head_size))
-    needed = max(16, triton.next_power_of_2(num_rows))
+    needed = max(16, triton.next_power_of_2(num_reqs))
     if element_bytes == 4:
         rows = min(needed, 32, 4096 // padded_head)
         return Blocks(rows=rows, keys=32 if padded_head <= 64 else 16, num_warps=8)

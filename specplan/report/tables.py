@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specplan.files import CostTables
-from specplan.files.tables import Source
+from specplan.files.tables import LayoutCosts, Source
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["tables_report"]
 
 EXTRAPOLATED_MARK = "*"
+TOO_CLOSE_MARK = "~"
 
 
 def tables_report(tables: CostTables) -> Iterator[RenderableType]:
     """What steps cost, how far that can be trusted, and what was found."""
     yield verify_table(tables)
     yield draft_table(tables)
+    yield from layout_tables(tables)
     yield from row_lines(tables)
     yield from error_lines(tables)
     for finding in tables.findings:
@@ -67,6 +69,28 @@ def draft_table(tables: CostTables) -> Table:
     for num_reqs in tables.num_reqs:
         table.add_row(str(num_reqs), *(f"{row[num_reqs]:.3g}" for row in rows))
     return table
+
+
+def layout_tables(tables: CostTables) -> Iterator[Table]:
+    """How many times as long batch expansion takes, by context; nothing where one layout was measured."""
+    for context_len in sorted({costs.context_len for costs in tables.layout_costs}):
+        cells = {(costs.num_reqs, costs.k): costs for costs in tables.layout_costs if costs.context_len == context_len}
+        table = new_table(
+            "Verify step in batch expansion, times as long as multi-query, by requests and drafts per request "
+            f"(context {context_len})"
+        )
+        for k in shown_ks(tables):
+            table.add_column(f"k={k}", justify="right")
+        for num_reqs in sorted({num_reqs for num_reqs, _ in cells}):
+            row = [cells.get((num_reqs, k)) for k in shown_ks(tables)]
+            table.add_row(str(num_reqs), *("-" if costs is None else ratio_cell(costs) for costs in row))
+        if any(costs.is_too_close_to_call for costs in cells.values()):
+            table.caption = f"{TOO_CLOSE_MARK} too close to call: the intervals of the two medians overlap"
+        yield table
+
+
+def ratio_cell(costs: LayoutCosts) -> str:
+    return f"{costs.ratio:.2f}{TOO_CLOSE_MARK if costs.is_too_close_to_call else ''}"
 
 
 def row_lines(tables: CostTables) -> Iterator[str]:

@@ -53,6 +53,23 @@ def test_from_a_bare_config_to_tables(run: Run, model_folder: Path, tmp_path: Pa
     assert json.loads(as_json.stdout) == json.loads(tables.read_text())
 
 
+def test_layouts_are_compared_where_both_are_asked_for(run: Run, model_folder: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    pair = ("profile", "--target", model_folder, "--draft", model_folder, "-o", profile)
+    limits = ["-k", "1", "--max-num-seqs", "2", "--max-num-batched-tokens", "4", "--time-budget", "1"]
+    assert run(*pair, *limits, "--layout", "multi-query", "--layout", "batch-expansion").exit_code == 0
+    shown = run("tables", profile, "-o", tmp_path / "tables.json")
+    assert "Verify step in batch expansion" in " ".join(shown.stdout.split())
+    compared = CostTables.read(tmp_path / "tables.json").layout_costs
+    assert [(costs.num_reqs, costs.k) for costs in compared] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+    assert run(*pair, *limits).exit_code == 0
+    assert "batch expansion" not in " ".join(run("tables", profile).stdout.split())
+    refused = run(*pair, *limits, "--layout", "batch-expansion")
+    assert refused.exit_code == 2
+    assert "hint: pass --layout multi-query" in refused.stderr
+
+
 def test_profile_tells_machines_what_it_wrote(run: Run, model_folder: Path, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     limits = ["-k", "1", "--max-num-seqs", "1", "--max-num-batched-tokens", "4", "--time-budget", "1"]

@@ -25,9 +25,16 @@ def draft_ms(num_reqs: int, k: int) -> float:
 
 
 def make_sample(
-    model: str, mode: str, num_reqs: int, num_tokens: int, k: int | None, context_len: int, repetitions: Sequence[float]
+    model: str,
+    mode: str,
+    num_reqs: int,
+    num_tokens: int,
+    k: int | None,
+    context_len: int,
+    repetitions: Sequence[float],
+    layout: str = "multi-query",
 ) -> Sample:
-    fields: dict[str, Any] = {"model": model, "mode": mode, "layout": "multi-query", "stop_reason": "converged"}
+    fields: dict[str, Any] = {"model": model, "mode": mode, "layout": layout, "stop_reason": "converged"}
     return Sample(
         **fields,
         num_reqs=num_reqs,

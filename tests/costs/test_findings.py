@@ -8,7 +8,7 @@ import pytest
 
 from specplan.costs import build_cost_tables, tables_from_profile
 from specplan.costs.findings import judge_profile
-from specplan.files import CostTables, Finding, Profile, Sample
+from specplan.files import CostTables, Failure, Finding, Profile, Sample
 
 MakeProfile = Callable[..., Profile]
 MakeSample = Callable[..., Sample]
@@ -115,6 +115,34 @@ def test_host_samples_are_judged_as_no_pass_is(make_profile: MakeProfile, make_s
     assert [finding.code for finding in found] == ["few-repetitions", "wide-spread"]
     assert found[0].message == "1 of 67 samples have fewer than 20 repetitions, at least 3"
     assert found[1].place == "draft-prefill eager, 2 requests, 16 tokens"
+
+
+def test_batch_expansion_is_not_judged(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    """It prices nothing: few repetitions, a wide spread, one more context or size of it are no finding."""
+    wild = make_sample("verify", "graph", 2, 16, None, 512, [0.1, 0.9, 5.0], "batch-expansion")
+    assert judge_profile(make_profile(contexts=[0, 128], extra=[wild])) == []
+    (one,) = judge_profile(make_profile(extra=[wild]))
+    assert one.code == "one-context"
+    (missing,) = judge_profile(make_profile(contexts=[0, 128], extra=[wild], keep=lambda s: s.num_tokens != 16))
+    assert missing.message == "1 of 5 capture sizes were not measured"
+
+
+def test_failures_of_what_is_priced_and_of_what_is_compared(make_profile: MakeProfile) -> None:
+    def failure(layout: str, num_reqs: int) -> Failure:
+        fields: dict[str, Any] = {"model": "verify", "mode": "graph", "layout": layout, "k": None, "context_len": 0}
+        return Failure(**fields, num_reqs=num_reqs, num_tokens=16, message="out of device memory")
+
+    failures = [failure("batch-expansion", 1), failure("multi-query", 2), failure("batch-expansion", 4)]
+    priced, compared = judge_profile(make_profile(contexts=[0, 128], failures=failures))
+    assert (priced.code, priced.severity, priced.place) == ("failed-points", "warning", "$.failures[1]")
+    assert priced.message == (
+        "1 shapes could not run; the first, verify graph of 2 requests and 16 tokens: out of device memory"
+    )
+    assert (compared.code, compared.severity, compared.place) == ("failed-layout-points", "note", "$.failures[0]")
+    assert compared.message == (
+        "2 batch-expansion shapes could not run; the first, verify graph of 1 requests and 16 tokens: "
+        "out of device memory"
+    )
 
 
 def test_contexts(make_profile: MakeProfile, make_sample: MakeSample) -> None:

@@ -30,6 +30,14 @@ def test_verify_points_run_in_the_mode_a_step_of_that_size_would(make_profile: M
     assert sorted(size for row, size in at if row == 1) == [1, 2, 4]
 
 
+def test_verify_points_are_of_one_layout(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    expanded = [make_sample("verify", "graph", 4, 16, None, 128, [9.0], "batch-expansion")]
+    profile = make_profile(extra=expanded)
+    assert verify_points(profile).median_ms.tolist() == verify_points(make_profile()).median_ms.tolist()
+    points = verify_points(profile, "batch-expansion")
+    assert (points.row.tolist(), points.size.tolist(), points.median_ms.tolist()) == ([4], [16], [9.0])
+
+
 def test_draft_points_are_graphs_where_there_are_any(make_profile: MakeProfile) -> None:
     assert draft_points(make_profile()).median_ms.max() < 9.0
     eager = draft_points(make_profile(keep=lambda sample: sample.model == "verify" or sample.mode == "eager"))

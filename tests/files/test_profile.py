@@ -138,6 +138,15 @@ draft_prefill = partial(set_at, "samples", 3)
         (draft("num_reqs", to=0), "$.samples[1].num_reqs: expected int >= 1, got 0"),
         (verify("repetitions_ms", 2, to=-1.0), "$.samples[0].repetitions_ms[2]: expected float > 0.0, got -1.0"),
         (verify("repetitions_ms", to=[]), "$.samples[0].repetitions_ms: expected array of length >= 1, got []"),
+        (verify("layout", to="rows"), "$.samples[0].layout: invalid enum value 'rows'"),
+        (
+            draft("layout", to="batch-expansion"),
+            "$.samples[1].layout: expected multi-query for a draft sample, got batch-expansion",
+        ),
+        (
+            host("layout", to="batch-expansion"),
+            "$.samples[2].layout: expected multi-query for a host sample, got batch-expansion",
+        ),
         (verify("k", to=1), "$.samples[0].k: expected null for a verify sample, got 1"),
         (draft("k", to=None), "$.samples[1].k: expected drafts per request for a draft sample, got null"),
         (draft("k", to=4), "$.samples[1].k: expected at most num_speculative_tokens (3), got 4"),

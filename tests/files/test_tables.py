@@ -12,9 +12,24 @@ from hypothesis import strategies as st
 
 from specplan.errors import CoverageError, FileError
 from specplan.files import CostTables, Finding, HeldOutError, RegionError
+from specplan.files.tables import LayoutCosts
 
 POSITIVE = "expected a positive finite number of milliseconds"
 NON_NEGATIVE = "expected a non-negative finite number of milliseconds"
+
+
+def layout_costs(**changes: Any) -> LayoutCosts:
+    fields: dict[str, Any] = {
+        "context_len": 100,
+        "num_reqs": 2,
+        "k": 0,
+        "num_tokens": 2,
+        "multi_query_ms": 6.0,
+        "multi_query_ci_ms": 0.125,
+        "batch_expansion_ms": 7.5,
+        "batch_expansion_ci_ms": 0.25,
+    }
+    return LayoutCosts(**{**fields, **changes})
 
 
 def tables(**changes: Any) -> CostTables:
@@ -54,6 +69,7 @@ def tables(**changes: Any) -> CostTables:
         "draft_prefill_ms": np.array([0.0, 0.5, 0.5, 0.5]),
         "draft_prefill_source": None,
         "draft_prefill_ci_ms": None,
+        "layout_costs": [layout_costs()],
     }
     return CostTables(**{**fields, **changes})
 
@@ -92,6 +108,26 @@ def test_draft_rows() -> None:
     assert tables().draft_row(0).tolist() == [0.0] * 5
     assert tables().draft_row(1).tolist() == [0.5, 0.5, 0.5, 1.0, 1.0]
     assert tables().draft_row(2).tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("batch_expansion_ms", "ratio", "too_close"),
+    [(7.5, 1.25, False), (6.375, 1.0625, True), (6.5, 6.5 / 6, False), (5.625, 0.9375, True), (3.0, 0.5, False)],
+)
+def test_layouts_whose_intervals_overlap_are_too_close_to_call(
+    batch_expansion_ms: float, ratio: float, too_close: bool
+) -> None:
+    costs = layout_costs(batch_expansion_ms=batch_expansion_ms)
+    assert (costs.ratio, costs.is_too_close_to_call) == (ratio, too_close)
+
+
+def test_tables_from_before_layouts_were_compared_compare_none(tmp_path: Path) -> None:
+    file = tmp_path / "tables.json"
+    tables().write(file)
+    content = json.loads(file.read_text())
+    del content["layout_costs"]
+    file.write_text(json.dumps(content))
+    assert CostTables.read(file).layout_costs == []
 
 
 def test_one_draft_row_holds_for_every_k() -> None:
@@ -146,6 +182,7 @@ def test_round_trip_is_exact_and_deterministic(tmp_path: Path) -> None:
     assert again.draft_prefill_source is again.draft_prefill_ci_ms is None
     assert again.error == tables().error
     assert again.findings == tables().findings
+    assert again.layout_costs == tables().layout_costs
 
 
 def test_the_file_says_what_its_letters_mean(tmp_path: Path) -> None:
@@ -192,6 +229,8 @@ def test_the_file_says_what_its_letters_mean(tmp_path: Path) -> None:
         (("draft_prefill_ms", 0), 0.5, "$.draft_prefill_ms[0]: expected 0 for no tokens, got 0.5"),
         (("draft_prefill_ms", 1), -0.5, f"$.draft_prefill_ms[1]: {NON_NEGATIVE}, got -0.5"),
         (("monotone",), "up", "$.monotone: invalid enum value 'up'"),
+        (("layout_costs", 0, "multi_query_ms"), 0, "$.layout_costs[0].multi_query_ms: expected float > 0.0, got 0"),
+        (("layout_costs", 0, "k"), None, "$.layout_costs[0].k: expected int, got null"),
     ],
 )
 def test_a_malformed_file_is_refused_with_the_place(

@@ -6,11 +6,13 @@ import gc
 import statistics
 import time
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 import torch
 
+from specplan.costs import tables_from_profile
 from specplan.device.graphs import Grapher
 from specplan.engine import VerifyPass
 from specplan.measure import ProfilePlan, StoppingRule, profile_pair
@@ -18,6 +20,7 @@ from specplan.measure.clock import time_step
 from specplan.measure.steps import StepFactory
 from specplan.models import Decoder, DecoderConfig, KVCache, LoadedModel, RaggedBatch, cached_attention
 from specplan.models.attention import PaddedAttention
+from specplan.shapes import Layout
 
 pytestmark = pytest.mark.gpu
 
@@ -123,10 +126,51 @@ def test_a_replay_reads_what_is_in_its_buffers_now(cuda: torch.device) -> None:
         assert torch.equal(replayed, verify.run(buffer)[1])
 
 
+@torch.inference_mode()
+def test_both_layouts_accept_and_sample_the_same(cuda: torch.device) -> None:
+    """Of requests that verify 3 and 7 drafts beside a chunk of a prompt and a request that decodes."""
+    decoder = make_decoder(cuda, torch.float32)
+    cache = KVCache(CONFIG, num_rows=6, max_len=512, device=cuda, dtype=torch.float32)
+    cache.keys.normal_()
+    cache.values.normal_()
+    ids = torch.randint(CONFIG.vocab_size, (90,), device=cuda)
+
+    def make(layout: Layout) -> VerifyPass:
+        return VerifyPass(
+            decoder,
+            cache,
+            query_lens=[4, 70, 1, 8],
+            context_lens=[60, 0, 13, 400],
+            num_drafts=[3, 0, 0, 7],
+            rows=[0, 1, 3, 4],
+            padded_tokens=90,
+            layout=layout,
+        )
+
+    multi_query, expanded = (make(layout) for layout in get_args(Layout))
+    for _ in range(3):  # makes the target's own tokens of three more drafts, one at a time
+        sampled = multi_query.run(ids)[1]
+        ids[1:4], ids[76:83] = sampled[0, :3], sampled[3, :7]
+    accepted, sampled = multi_query.run(ids)
+    assert accepted[:3].tolist() == [3, 0, 0]
+    assert accepted[3] >= 3
+    hidden = multi_query.forward(ids)[:83]
+    torch.testing.assert_close(expanded.forward(ids)[:83], hidden, atol=1e-3, rtol=1e-3)
+
+    def say() -> torch.Tensor:
+        counts, tokens = expanded.run(ids)
+        return torch.cat((counts.unsqueeze(1), tokens), dim=1)
+
+    expected = torch.cat((accepted.unsqueeze(1), sampled), dim=1)
+    assert torch.equal(say(), expected)
+    assert torch.equal(Grapher(cuda).capture(say)(), expected)
+
+
+@pytest.mark.parametrize("layout", get_args(Layout))
 @pytest.mark.parametrize("num_slices", [None, 1])
 @torch.inference_mode()
 def test_a_captured_pass_follows_lengths_and_rows_rewritten_in_place(
-    cuda: torch.device, num_slices: int | None
+    cuda: torch.device, num_slices: int | None, layout: Layout
 ) -> None:
     from specplan.models.split_attention import SplitAttention
 
@@ -138,7 +182,7 @@ def test_a_captured_pass_follows_lengths_and_rows_rewritten_in_place(
 
     def make(query_lens: list[int], context_lens: list[int], rows: list[int]) -> SplitAttention:
         batch = RaggedBatch(query_lens, context_lens, cache=cache, padded_tokens=20, rows=rows)
-        return SplitAttention(batch, cache, num_slices=num_slices)
+        return SplitAttention(batch, cache, layout=layout, num_slices=num_slices)
 
     def run(attention: SplitAttention) -> torch.Tensor:
         return decoder(ids, attention.batch.positions, attention)
@@ -207,10 +251,18 @@ def test_a_profile_of_captured_and_eager_steps(cuda: torch.device, tmp_path: Pat
         weights="random",
         config_sha256="0" * 64,
     )
-    plan = ProfilePlan.default(max_num_seqs=4, num_speculative_tokens=2, max_num_batched_tokens=48, context_len=64)
+    plan = ProfilePlan.default(
+        max_num_seqs=4,
+        num_speculative_tokens=2,
+        max_num_batched_tokens=48,
+        context_len=64,
+        layouts=get_args(Layout),
+    )
     profile = profile_pair(model, model, plan, StoppingRule(min_busy_s=0.0, time_budget_s=20))
     assert profile.complete
     assert profile.environment.graph_kind == "cuda-graph"
     assert profile.environment.sm_count
     for sample in profile.samples:
         assert len(sample.device_ms) == len(sample.repetitions_ms)
+    compared = {(costs.num_reqs, costs.k) for costs in tables_from_profile(profile).layout_costs}
+    assert compared == {(n, k) for n in (1, 2, 4) for k in range(3)}

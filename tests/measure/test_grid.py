@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specplan.errors import ConfigError
 from specplan.measure import MeasuredPoint, ProfilePlan
+from specplan.shapes import Layout, padded_size
+
+BOTH: tuple[Layout, ...] = ("multi-query", "batch-expansion")
 
 
-def tiny_plan() -> ProfilePlan:
-    return ProfilePlan.default(max_num_seqs=64, num_speculative_tokens=7, max_num_batched_tokens=1024, context_len=128)
+def tiny_plan(layouts: tuple[Layout, ...] = ("multi-query",)) -> ProfilePlan:
+    return ProfilePlan.default(
+        max_num_seqs=64, num_speculative_tokens=7, max_num_batched_tokens=1024, context_len=128, layouts=layouts
+    )
 
 
 def test_the_tiny_pairs_plan_covers_every_size_a_batch_can_reach() -> None:
@@ -41,10 +48,56 @@ def test_every_capture_size_is_measured_by_someone(max_num_seqs: int, k: int) ->
     assert graph == set(plan.capture_sizes)
 
 
-def test_points_are_distinct_and_in_a_stable_order() -> None:
-    points = tiny_plan().points()
-    assert len(points) == len({(p.model, p.mode, p.k, p.shape.num_reqs, p.shape.num_tokens) for p in points})
-    assert points == tiny_plan().points()
+@pytest.mark.parametrize("layouts", [BOTH[:1], BOTH], ids=str)
+def test_points_are_distinct_and_in_a_stable_order(layouts: tuple[Layout, ...]) -> None:
+    points = tiny_plan(layouts).points()
+    assert len(points) == len({(p.model, p.mode, p.k, p.shape) for p in points})
+    assert points == tiny_plan(layouts).points()
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "k", "max_num_batched_tokens"), [(64, 7, 1024), (6, 2, 48), (256, 7, 4096), (1, 1, 4)]
+)
+def test_batch_expansion_is_timed_where_a_step_of_k_drafts_each_runs(
+    max_num_seqs: int, k: int, max_num_batched_tokens: int
+) -> None:
+    """And nowhere else: at the padded size and in the mode of its multi-query twin, of which it changes nothing."""
+    limits = {"max_num_seqs": max_num_seqs, "num_speculative_tokens": k}
+    plan = ProfilePlan.default(**limits, max_num_batched_tokens=max_num_batched_tokens, context_len=64, layouts=BOTH)
+    points = plan.points()
+    alone = replace(plan, layouts=BOTH[:1]).points()
+    expanded = points[len(alone) :]
+    assert points[: len(alone)] == alone
+    assert {point.shape.layout for point in alone} == {"multi-query"}
+    assert {(point.model, point.shape.layout) for point in expanded} == {("verify", "batch-expansion")}
+    twins = [replace(point, shape=replace(point.shape, layout="multi-query")) for point in expanded]
+    assert set(twins) <= set(alone)
+
+    limit = plan.capture_sizes[-1]
+    timed = {(point.mode, point.shape.num_reqs, point.shape.num_tokens) for point in alone if point.model == "verify"}
+    steps = {
+        ("graph" if n * (1 + drafts) <= limit else "eager", n, padded_size(n * (1 + drafts), plan.capture_sizes))
+        for n in {shape.num_reqs for shape in (point.shape for point in alone)}
+        for drafts in range(k + 1)
+    }
+    assert {(point.mode, point.shape.num_reqs, point.shape.num_tokens) for point in twins} == steps & timed
+
+
+def test_the_tiny_pairs_plan_compares_every_number_of_drafts() -> None:
+    compared = {
+        (point.shape.num_reqs, point.shape.num_tokens)
+        for point in tiny_plan(BOTH).points()
+        if point.shape.layout == "batch-expansion"
+    }
+    sizes = tiny_plan().capture_sizes
+    assert compared == {(n, padded_size(n * (1 + k), sizes)) for n in (1, 2, 4, 8, 16, 32, 64) for k in range(8)}
+    assert len(compared) == 45
+
+
+@pytest.mark.parametrize("layouts", [(), ("batch-expansion",), ("multi-query", "multi-query")], ids=str)
+def test_multi_query_is_priced_so_it_is_timed(layouts: tuple[Layout, ...]) -> None:
+    with pytest.raises(ConfigError, match="expected multi-query, which tables price, and each once"):
+        tiny_plan(layouts)
 
 
 def test_a_drafters_tokens_are_those_of_all_its_passes() -> None:

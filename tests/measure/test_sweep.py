@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
+from specplan.costs import tables_from_profile
 from specplan.errors import ConfigError, MeasurementError
 from specplan.files import Profile
 from specplan.measure import ProfilePlan, StoppingRule, SweepProgress, profile_pair
@@ -38,8 +42,13 @@ def small_model(name: str) -> LoadedModel:
     return LoadedModel(name=name, folder=Path(name), decoder=decoder, weights="random", config_sha256="0" * 64)
 
 
-def small_plan(**changes: int) -> ProfilePlan:
-    limits = {"max_num_seqs": 4, "num_speculative_tokens": 2, "max_num_batched_tokens": 48, "context_len": 8}
+def small_plan(**changes: Any) -> ProfilePlan:
+    limits: dict[str, Any] = {
+        "max_num_seqs": 4,
+        "num_speculative_tokens": 2,
+        "max_num_batched_tokens": 48,
+        "context_len": 8,
+    }
     return ProfilePlan.default(**(limits | changes))
 
 
@@ -112,6 +121,32 @@ def test_a_static_step_runs_padded_to_its_capture_size() -> None:
         step = factory.make(plan.verify_point(mode, 4, 5))
         assert (step.executed_num_reqs, step.executed_num_tokens) == (4, executed)
         assert time_step(step.run, CPU).wall_ms > 0
+
+
+def test_both_layouts_are_in_the_profile() -> None:
+    plan = small_plan(layouts=("multi-query", "batch-expansion"))
+    profile = profile_pair(small_model("big"), small_model("little"), plan, QUICK)
+    assert profile.complete
+    assert [(s.layout, s.mode, s.k, s.num_reqs, s.num_tokens) for s in profile.samples] == [
+        (p.shape.layout, p.mode, p.k, p.shape.num_reqs, p.shape.num_tokens) for p in plan.points()
+    ]
+    compared = tables_from_profile(profile).layout_costs
+    assert {(costs.num_reqs, costs.k) for costs in compared} == {(n, k) for n in (1, 2, 4) for k in range(3)}
+
+
+def test_a_step_attends_in_its_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = small_plan(layouts=("multi-query", "batch-expansion"))
+    factory = StepFactory(small_model("big").decoder, small_model("little").decoder, plan)
+    attend, rows = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **b: rows.append(len(a[0])) or attend(*a, **b))
+    for mode in ("graph", "eager"):
+        point = plan.verify_point(mode, 4, 12)
+        expanded = replace(point, shape=replace(point.shape, layout="batch-expansion"))
+        for one, expected in ((point, 4), (expanded, 12)):
+            rows.clear()
+            step = factory.make(one)
+            assert (step.executed_num_reqs, step.executed_num_tokens) == (4, 12)
+            assert set(rows) == {expected}
 
 
 def test_a_plan_past_the_models_positions_is_refused() -> None:

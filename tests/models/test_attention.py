@@ -1,4 +1,4 @@
-"""The CPU's cached attention against dense attention over each request's whole text, and how it splits a batch."""
+"""The CPU's cached attention, in both layouts, against dense attention over each request's whole text; how it runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch.nn import functional as F
 
 from specplan.errors import ConfigError
 from specplan.models import DecoderConfig, DenseAttention, KVCache, RaggedBatch
-from specplan.models.attention import PaddedAttention, split_into_runs
+from specplan.models.attention import ExpandedAttention, PaddedAttention, split_into_runs
 from specplan.models.rope import Rope, rotate
 
 LAYER, HEAD_SIZE, MAX_LEN = 1, 8, 160
+LAYOUTS = [PaddedAttention, ExpandedAttention]
 
 
 def make_cache(num_rows: int, *, num_heads: int = 4, kv_heads: int = 2) -> KVCache:
@@ -45,6 +46,7 @@ def rope_of(positions: Tensor) -> Rope:
 
 
 def check(
+    layout: type[PaddedAttention | ExpandedAttention],
     query_lens: Sequence[int],
     context_lens: Sequence[int],
     *,
@@ -69,7 +71,7 @@ def check(
     query, key, value = (torch.cat(kind) for kind in zip(*pieces, strict=True))
 
     batch = RaggedBatch(query_lens, context_lens, cache=cache, padded_tokens=len(query), rows=rows)
-    got = PaddedAttention(batch, cache).attend(LAYER, query, key, value, rope_of(batch.positions))
+    got = layout(batch, cache).attend(LAYER, query, key, value, rope_of(batch.positions))
 
     expected = [
         DenseAttention(1).attend(LAYER, *text, rope)[context:]
@@ -85,6 +87,7 @@ def check(
     assert (untouched == 1e4).all()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("query_lens", "context_lens", "rows"),
     [
@@ -98,10 +101,13 @@ def check(
         ([0, 0], [9, 0], [0, 1]),
     ],
 )
-def test_ragged_batches(query_lens: list[int], context_lens: list[int], rows: list[int]) -> None:
-    check(query_lens, context_lens, rows=rows, padding=3)
+def test_ragged_batches(
+    layout: type[PaddedAttention | ExpandedAttention], query_lens: list[int], context_lens: list[int], rows: list[int]
+) -> None:
+    check(layout, query_lens, context_lens, rows=rows, padding=3)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=60, deadline=None)
 @given(
     requests=st.dictionaries(
@@ -113,10 +119,15 @@ def test_ragged_batches(query_lens: list[int], context_lens: list[int], rows: li
     heads=st.sampled_from([(1, 1), (3, 1), (4, 2), (4, 4)]),
     padding=st.integers(0, 4),
 )
-def test_any_batch(requests: dict[int, tuple[int, int]], heads: tuple[int, int], padding: int) -> None:
+def test_any_batch(
+    layout: type[PaddedAttention | ExpandedAttention],
+    requests: dict[int, tuple[int, int]],
+    heads: tuple[int, int],
+    padding: int,
+) -> None:
     rows = sorted(requests)
     query_lens, context_lens = zip(*(requests[row] for row in rows), strict=True)
-    check(query_lens, context_lens, rows=rows, padding=padding, num_heads=heads[0], kv_heads=heads[1])
+    check(layout, query_lens, context_lens, rows=rows, padding=padding, num_heads=heads[0], kv_heads=heads[1])
 
 
 @pytest.mark.parametrize(
@@ -150,6 +161,26 @@ def test_a_pure_decode_batch_is_attended_in_one_call(query_lens: list[int], monk
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **b: calls.append(a[0].shape) or attend(*a, **b))
     attention.attend(LAYER, *random_text(cache, sum(query_lens)), rope_of(attention.batch.positions))
     assert calls == [(4, 2, 2 * max(query_lens), HEAD_SIZE)]
+
+
+@pytest.mark.parametrize(("copied_bytes", "in_blocks_of"), [(1 << 20, [7]), (3 * 14 * 64, [3, 3, 1]), (1, [1] * 7)])
+def test_batch_expansion_attends_single_queries_over_keys_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, copied_bytes: int, in_blocks_of: list[int]
+) -> None:
+    monkeypatch.setattr("specplan.models.attention.COPIED_BYTES", copied_bytes)
+    cache = make_cache(6)
+    batch = RaggedBatch([4, 1, 0, 2], [5, 0, 14, 3], cache=cache, rows=[1, 2, 3, 5], padded_tokens=9)
+    attend, calls = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **b: calls.append(a) or attend(*a, **b))
+    ExpandedAttention(batch, cache).attend(LAYER, *random_text(cache, 9), rope_of(batch.positions))
+    assert [query.shape for query, _, _ in calls] == [(n, 2, 2, HEAD_SIZE) for n in in_blocks_of]  # a group's heads
+    for place, cached in ((1, cache.keys), (2, cache.values)):
+        copies = [copy for call in calls for copy in call[place]]
+        for copy, row, seen in zip(copies, [1, 1, 1, 1, 2, 5, 5], [6, 7, 8, 9, 1, 4, 5], strict=True):
+            assert copy.shape[1] >= seen
+            assert torch.equal(copy.transpose(0, 1), cached[LAYER, row, : copy.shape[1]])
+        for call in calls:
+            assert call[place].untyped_storage().nbytes() == call[place].numel() * 4  # each query's own, none shared
 
 
 def test_requests_that_decode_do_not_pay_for_a_prompt_beside_them() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from specplan.errors import ConfigError, MeasurementError
 from specplan.models import Decoder, DecoderConfig, KVCache, RaggedBatch
 from specplan.models.attention import PaddedAttention, cuda_attention
 from specplan.models.rope import Rope, rotate
+from specplan.shapes import Layout
 
 triton = pytest.importorskip("triton")
 split_attention = pytest.importorskip("specplan.models.split_attention")
@@ -26,6 +28,7 @@ split_attention = pytest.importorskip("specplan.models.split_attention")
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda") if torch.cuda.is_available() else CPU
 LAYER = 1
+LAYOUTS = get_args(Layout)
 
 
 def make_config(num_heads: int, kv_heads: int, head_size: int) -> DecoderConfig:
@@ -96,6 +99,7 @@ def check(
     context_lens: Sequence[int],
     *,
     heads: tuple[int, int, int] = (4, 2, 16),  # attention heads, KV heads, head size
+    layout: Layout = "multi-query",
     num_slices: int = 1,
     padding: int = 0,
     rows: Sequence[int] | None = None,
@@ -112,7 +116,7 @@ def check(
     batch = RaggedBatch(query_lens, context_lens, cache=cache, padded_tokens=num_tokens, rows=rows)
     padded = PaddedAttention(batch, cache).attend(LAYER, query, key, value, rope)
     on_copy = RaggedBatch(query_lens, context_lens, cache=copy, padded_tokens=num_tokens, rows=rows)
-    split = split_attention.SplitAttention(on_copy, copy, num_slices=num_slices)
+    split = split_attention.SplitAttention(on_copy, copy, layout=layout, num_slices=num_slices)
     got = split.attend(LAYER, *moved(query, key, value, rope)).cpu()
 
     # What it wrote to the cache, test_rope_kernel.py compares; here, that both sides attended over the same.
@@ -123,6 +127,7 @@ def check(
     assert (got[sum(query_lens) :] == 0).all()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("num_slices", [1, 3])
 @pytest.mark.parametrize(
     ("query_lens", "context_lens"),
@@ -135,8 +140,17 @@ def check(
         ([0, 3, 0], [9, 9, 0]),  # a request that brings nothing
     ],
 )
-def test_ragged_batches(query_lens: list[int], context_lens: list[int], num_slices: int) -> None:
-    check(query_lens, context_lens, num_slices=num_slices)
+def test_ragged_batches(query_lens: list[int], context_lens: list[int], num_slices: int, layout: Layout) -> None:
+    check(query_lens, context_lens, num_slices=num_slices, layout=layout)
+
+
+def test_in_batch_expansion_every_token_is_a_request() -> None:
+    cache = on_device(random_cache(make_config(4, 2, 16), 4, 64, torch.float32))
+    batch = RaggedBatch([2, 0, 3], [7, 9, 0], cache=cache, rows=[0, 1, 3], padded_tokens=7)
+    split = split_attention.SplitAttention(batch, cache, layout="batch-expansion", num_slices=1)
+    assert split.query_starts.tolist() == [0, 1, 2, 3, 4, 5, 5, 5]
+    assert split.used_lens.tolist() == [*(batch.positions[:5] + 1).tolist(), 0, 0] == [8, 9, 1, 2, 3, 0, 0]
+    assert split.cache_rows.tolist() == [0, 0, 3, 3, 3, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -188,21 +202,33 @@ def multiply_bfloat16_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    requests=st.dictionaries(
-        st.integers(0, 6), st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=4
-    ),  # by cache row
-    heads=st.sampled_from([(1, 1, 16), (3, 1, 8), (4, 2, 16), (4, 1, 24)]),
-    num_slices=st.integers(1, 5),
-    padding=st.integers(0, 3),
-)
-def test_any_batch(
-    requests: dict[int, tuple[int, int]], heads: tuple[int, int, int], num_slices: int, padding: int
-) -> None:
+def any_batch(*, longest_query: int) -> dict[str, st.SearchStrategy[object]]:
+    request = st.tuples(st.integers(1, longest_query), st.integers(0, 60))
+    return {
+        "requests": st.dictionaries(st.integers(0, 6), request, min_size=1, max_size=4),  # by cache row
+        "heads": st.sampled_from([(1, 1, 16), (3, 1, 8), (4, 2, 16), (4, 1, 24)]),
+        "num_slices": st.integers(1, 5),
+        "padding": st.integers(0, 3),
+    }
+
+
+def check_requests(requests: dict[int, tuple[int, int]], layout: Layout, **options: Any) -> None:
     rows = sorted(requests)
     query_lens, context_lens = zip(*(requests[row] for row in rows), strict=True)
-    check(query_lens, context_lens, heads=heads, num_slices=num_slices, padding=padding, rows=rows, max_len=100)
+    check(query_lens, context_lens, layout=layout, rows=rows, max_len=100, **options)
+
+
+@settings(max_examples=25, deadline=None)
+@given(**any_batch(longest_query=40))
+def test_any_batch(**options: Any) -> None:
+    check_requests(**options, layout="multi-query")
+
+
+@settings(max_examples=15, deadline=None)
+@given(**any_batch(longest_query=9))
+def test_any_batch_expanded(**options: Any) -> None:
+    """Of short queries: the interpreter runs one program for each query, head and slice."""
+    check_requests(**options, layout="batch-expansion")
 
 
 @pytest.mark.parametrize("num_slices", [1, 4])
@@ -215,8 +241,9 @@ def test_what_is_past_the_used_length_is_not_read(num_slices: int) -> None:
     assert split.attend(LAYER, *moved(*random_inputs(cache.config, 5, torch.float32))).isfinite().all()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("num_slices", [1, 3])
-def test_lengths_and_rows_rewritten_in_place_count(num_slices: int) -> None:
+def test_lengths_and_rows_rewritten_in_place_count(num_slices: int, layout: Layout) -> None:
     """What a captured graph relies on: nothing that depends on lengths was decided on the host."""
     config = make_config(4, 2, 16)
     cache = on_device(random_cache(config, 5, 128, torch.float32))
@@ -224,7 +251,7 @@ def test_lengths_and_rows_rewritten_in_place_count(num_slices: int) -> None:
 
     def make(query_lens: list[int], context_lens: list[int], rows: list[int]) -> split_attention.SplitAttention:
         batch = RaggedBatch(query_lens, context_lens, cache=cache, padded_tokens=12, rows=rows)
-        return split_attention.SplitAttention(batch, cache, num_slices=num_slices)
+        return split_attention.SplitAttention(batch, cache, layout=layout, num_slices=num_slices)
 
     held = make([2, 8, 1], [5, 0, 100], [0, 1, 2])
     before = held.attend(LAYER, *inputs)
@@ -335,7 +362,7 @@ LENGTHS = {"used_lens": "*i32", "cache_rows": "*i32", "max_len": "i32", "num_tok
 
 @pytest.mark.parametrize(
     ("capability", "head_size", "queries", "one_slice"),
-    [(90, 128, 8, True), (90, 128, 9, False), (90, 64, 8, True), (80, 128, 9, True)],
+    [(90, 128, 8, True), (90, 128, 9, False), (90, 64, 8, True), (80, 128, 9, True), (90, 128, 1, True)],
 )
 def test_it_compiles_without_spills(
     capability: int,
@@ -344,7 +371,7 @@ def test_it_compiles_without_spills(
     one_slice: bool,
     compile_ahead: Callable[..., dict[str, object]],
 ) -> None:
-    """As Llama-3's 8B and 1B verify 7 and 8 drafts: 4 heads to each of 8 KV heads."""
+    """As Llama-3's 8B and 1B verify 7 and 8 drafts, or one query a row: 4 heads to each of 8 KV heads."""
     blocks = split_attention.choose_blocks(queries * 4, head_size, 2, hopper=capability == 90)
     compiled = compile_ahead(
         "specplan.models.attention_kernel",

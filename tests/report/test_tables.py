@@ -1,16 +1,19 @@
-"""Cost tables as a person reads them: the lines below the two tables."""
+"""Cost tables as a person reads them: what the layouts cost, and the lines below the tables."""
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import msgspec
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from specplan.costs import build_cost_tables
 from specplan.files import CostTables, RegionError
-from specplan.files.tables import Source
-from specplan.report.tables import tables_report
+from specplan.files.tables import LayoutCosts, Source
+from specplan.report.tables import layout_tables, tables_report
 
 
 def make_tables(**changes: Any) -> CostTables:
@@ -22,6 +25,42 @@ def make_tables(**changes: Any) -> CostTables:
 
 def lines(tables: CostTables) -> list[str]:
     return [line for line in tables_report(tables) if isinstance(line, str)]
+
+
+def layout_costs(context_len: int, num_reqs: int, k: int, batch_expansion_ms: float) -> LayoutCosts:
+    return LayoutCosts(
+        context_len=context_len,
+        num_reqs=num_reqs,
+        k=k,
+        num_tokens=num_reqs * (1 + k),
+        multi_query_ms=2.0,
+        multi_query_ci_ms=0.125,
+        batch_expansion_ms=batch_expansion_ms,
+        batch_expansion_ci_ms=0.125,
+    )
+
+
+def rendered(table: Table) -> list[list[str]]:
+    console = Console(width=200, file=StringIO())
+    console.print(table)
+    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return [line.strip("│").replace("│", " ").split() for line in shown if line.startswith("│")]
+
+
+def test_how_many_times_as_long_batch_expansion_takes() -> None:
+    costs = [layout_costs(64, 1, 0, 2.25), layout_costs(64, 1, 2, 1.5), layout_costs(64, 4, 1, 5.0)]
+    tables = make_tables(num_speculative_tokens=2, layout_costs=[*costs, layout_costs(512, 4, 2, 8.0)])
+    short, long = layout_tables(tables)
+    title = "Verify step in batch expansion, times as long as multi-query, by requests and drafts per request"
+    assert [short.title, long.title] == [f"{title} (context 64)", f"{title} (context 512)"]
+    assert rendered(short) == [["1", "1.12~", "-", "0.75"], ["4", "-", "2.50", "-"]]
+    assert short.caption == "~ too close to call: the intervals of the two medians overlap"
+    assert rendered(long) == [["4", "-", "-", "4.00"]]
+    assert long.caption is None
+
+
+def test_where_one_layout_was_measured_there_is_no_table_of_them() -> None:
+    assert list(layout_tables(make_tables())) == []
 
 
 def test_without_host_or_prefill_there_is_no_line_of_them() -> None:
