@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +11,18 @@ from typing import Literal
 from specplan.errors import ConfigError
 
 __all__ = [
+    "CONTEXT_SPREAD",
     "Layout",
+    "Lengths",
     "StepShape",
     "default_capture_sizes",
     "even_query_lens",
+    "longest_context",
     "padded_size",
     "profiled_shapes",
+    "ragged_query_lens",
     "request_grid",
+    "spread_context_lens",
     "tail_sizes",
 ]
 
@@ -24,15 +30,22 @@ __all__ = [
 # row for each query, its request's keys read again for every one of them.
 Layout = Literal["multi-query", "batch-expansion"]
 
+# How alike the requests of a step are. even: queries and contexts of one length. spread: contexts from half to one and
+# a half of their mean, as in serving. ragged: the same contexts, and queries as a budget leaves them: all drafts of
+# some requests, none of others. A kernel that pads to the longest pays for what one that reads lengths does not.
+Lengths = Literal["even", "spread", "ragged"]
+CONTEXT_SPREAD = 0.5  # of the mean, to either side
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """A step of `num_reqs` requests and `num_tokens` queries, each request with `context_len` tokens in its cache."""
+    """A step of `num_reqs` requests and `num_tokens` queries; `context_len` tokens are in a request's cache on average."""
 
     num_reqs: int
     num_tokens: int
     context_len: int
     layout: Layout = "multi-query"
+    lengths: Lengths = "even"
 
     def __post_init__(self) -> None:
         if self.num_reqs < 1 or self.num_tokens < self.num_reqs or self.context_len < 0:
@@ -130,3 +143,34 @@ def even_query_lens(num_reqs: int, num_tokens: int) -> tuple[int, ...]:
     """`num_tokens` over `num_reqs` requests as evenly as whole tokens allow, the longer ones first."""
     base, extra = divmod(num_tokens, num_reqs)
     return tuple(base + (row < extra) for row in range(num_reqs))
+
+
+def ragged_query_lens(num_reqs: int, num_tokens: int, num_speculative_tokens: int) -> tuple[int, ...]:
+    """`num_tokens` over `num_reqs` requests as unevenly as K drafts each allow; evenly where those do not hold them.
+
+    Those with all their drafts stand evenly among the others, as admission leaves them.
+    """
+    query_len = 1 + num_speculative_tokens
+    if num_tokens > num_reqs * query_len:
+        return even_query_lens(num_reqs, num_tokens)
+    full, rest = divmod(num_tokens - num_reqs, num_speculative_tokens)
+    drafts = [num_speculative_tokens] * full + [rest] * (full < num_reqs)
+    lens = [1] * num_reqs
+    for index, count in enumerate(drafts):
+        lens[index * num_reqs // len(drafts)] += count
+    return tuple(lens)
+
+
+def spread_context_lens(num_reqs: int, context_len: int, lengths: Lengths) -> tuple[int, ...]:
+    """Contexts of mean `context_len`: all alike, or evenly spaced over their spread, long beside short."""
+    if lengths == "even":
+        return (context_len,) * num_reqs
+    # From the outside in: the longest is next to the shortest, and no part of a batch is all long.
+    order = [index // 2 if index % 2 == 0 else num_reqs - 1 - index // 2 for index in range(num_reqs)]
+    places = [(2 * index + 1) / num_reqs - 1 for index in order]  # in (-1, 1), of mean 0
+    return tuple(round(context_len * (1 + CONTEXT_SPREAD * place)) for place in places)
+
+
+def longest_context(context_len: int, lengths: Sequence[Lengths]) -> int:
+    """The longest context of any step of that mean."""
+    return context_len if set(lengths) <= {"even"} else math.ceil(context_len * (1 + CONTEXT_SPREAD))

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from specplan.files import Profile
+from specplan.files import Profile, Validation
 from specplan.measure import ProfilePlan
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def check_module() -> ModuleType:
+    """tests/gpu/check.py, which is a script."""
+    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "tests" / "gpu" / "check.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.slow
 def test_the_check_runs_cuts_off_in_time_and_says_what_it_skipped(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "tests/gpu/check.py", "--out", str(tmp_path), "--rehearse", "--seconds", "18"],
+        [sys.executable, "tests/gpu/check.py", "--out", str(tmp_path), "--rehearse", "--seconds", "45"],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -28,7 +40,8 @@ def test_the_check_runs_cuts_off_in_time_and_says_what_it_skipped(tmp_path: Path
     )
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = json.loads((tmp_path / "outcomes.json").read_text())
-    assert [outcomes[name] for name in ("tests", "microbenchmarks", "large_pair")] == ["ok", "ok", "ok"]
+    assert outcomes.pop("seconds") < 60
+    assert outcomes == dict.fromkeys(check_module().PHASES, "ok")
     timings = json.loads((tmp_path / "microbenchmarks.json").read_text())["timings"]
     assert {timing["path"] for timing in timings} >= {"torch, wall", "mode off, wall", "mode graph, wall"}
     large_pair = json.loads((tmp_path / "large_pair.json").read_text())
@@ -39,6 +52,48 @@ def test_the_check_runs_cuts_off_in_time_and_says_what_it_skipped(tmp_path: Path
     assert profile.samples
     assert profile.complete == (not large_pair["skipped"])
     assert len(profile.samples) + len(large_pair["skipped"]) >= len(points)
+    tiny = Validation.read(tmp_path / "validation-tiny-2.json")  # its first concurrency; the others as time allows
+    assert all(case.lossless is not None and case.lossless.num_wrong == 0 for case in tiny.cases)
+    large = Validation.read(tmp_path / "validation-large-2.json")
+    assert large.imposed is not None
+    assert "tokens/s measured" in done.stdout
+
+
+def test_time_is_kept_for_the_last_phases_and_passed_on() -> None:
+    check = check_module()
+    total_s = left_s = check.TOTAL_S
+    seconds = {}
+    for name in check.PHASES:  # each takes all it may
+        seconds[name] = check.seconds_for(name, total_s, left_s=left_s)
+        left_s -= seconds[name]
+    assert left_s == 0
+    assert {name: seconds[name] for name in check.MOST_S} == check.MOST_S
+    assert all(seconds[name] >= least for name, least in check.LEAST_S.items())
+    assert seconds["validate_large"] == check.LEAST_S["validate_large"]
+    assert check.seconds_for("validate_large", total_s, left_s=200) == 200
+    assert check.seconds_for("tests", total_s / 10, left_s=total_s / 10) == check.MOST_S["tests"] / 10
+    # Where those before it overran, a phase still comes before those after it.
+    assert check.seconds_for("large_pair", total_s, left_s=100) == check.LEAST_S["large_pair"]
+    assert check.seconds_for("large_pair", total_s, left_s=20) == 20
+    assert check.seconds_for("validate_tiny", total_s, left_s=-1) < 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", ["tiny", "large"])
+def test_a_validation_out_of_time_says_so_and_keeps_what_there_is(pair: str, tmp_path: Path) -> None:
+    earlier = tmp_path / f"validation-{pair}-2.json"
+    earlier.write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "tests/gpu/validate.py", "--pair", pair, "--out", tmp_path, "--seconds", "0.1", "--rehearse"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"skipped, out of time: {pair} pair at concurrency 2, while " in done.stdout
+    assert earlier.read_text() == "{}"
 
 
 @pytest.mark.slow

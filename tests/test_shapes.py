@@ -11,8 +11,11 @@ from specplan.shapes import (
     StepShape,
     default_capture_sizes,
     even_query_lens,
+    longest_context,
     padded_size,
+    ragged_query_lens,
     request_grid,
+    spread_context_lens,
     tail_sizes,
 )
 
@@ -73,3 +76,29 @@ def test_a_step_that_cannot_run_is_refused(num_reqs: int, num_tokens: int, conte
 def test_limits_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs 0"):
         default_capture_sizes(0, 7)
+
+
+@given(num_reqs=st.integers(1, 40), extra=st.integers(0, 400), k=st.integers(1, 9))
+def test_ragged_queries_are_as_uneven_as_drafts_allow(num_reqs: int, extra: int, k: int) -> None:
+    lens = ragged_query_lens(num_reqs, num_reqs + extra, k)
+    assert (len(lens), sum(lens), min(lens) >= 1) == (num_reqs, num_reqs + extra, True)
+    if extra <= num_reqs * k:
+        full, rest = divmod(extra, k)
+        assert sorted(lens) == sorted([1 + k] * full + [1 + rest] * bool(rest) + [1] * (num_reqs - full - bool(rest)))
+    else:
+        assert max(lens) - min(lens) <= 1
+
+
+@given(num_reqs=st.integers(1, 64), context_len=st.integers(0, 4000))
+def test_spread_contexts_keep_their_mean(num_reqs: int, context_len: int) -> None:
+    lens = spread_context_lens(num_reqs, context_len, "spread")
+    assert sum(lens) / num_reqs == pytest.approx(context_len, abs=0.5)
+    assert context_len / 2 - 0.5 <= min(lens)
+    assert max(lens) <= longest_context(context_len, ["even", "ragged"])
+    assert spread_context_lens(num_reqs, context_len, "even") == (context_len,) * num_reqs
+    assert longest_context(context_len, ["even"]) == context_len
+
+
+def test_the_more_requests_the_wider_their_contexts_lie() -> None:
+    widths = [max(spread_context_lens(n, 100, "spread")) for n in (1, 2, 4, 64)]
+    assert widths == [100, 125, 138, 149]

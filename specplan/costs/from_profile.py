@@ -22,11 +22,13 @@ from specplan.costs.samples import (
     fill_sheet,
     hold_impossible,
     host_points,
+    of_lengths,
     verify_points,
 )
 from specplan.errors import CoverageError
 from specplan.files.profile import Profile
 from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, RegionError, Source
+from specplan.shapes import Lengths
 
 __all__ = ["tables_from_profile"]
 
@@ -39,14 +41,19 @@ def tables_from_profile(
     monotone: Monotone = "running-max",
     max_num_tokens: int | None = None,
     max_num_reqs: int | None = None,
+    lengths: Lengths = "even",
 ) -> CostTables:
     """Tables over the contexts, requests and k that were measured.
 
     Each size (tokens of a verify pass, requests of a draft) is first filled over the other axis (requests, k) from the
     points measured at that size; then each row is priced along its sizes by the one rule of pricing.py. The host's work
     and the drafter's prefill are a row each. By default the tables go as far as the profile says the engine does.
+
+    `lengths`: of the steps that are priced, where the profile timed several; see `shapes.Lengths`.
     """
     check_monotone(monotone)
+    digest = profile.digest()
+    profile = of_lengths(profile, lengths)
     verify = verify_points(profile)
     captured = np.unique(verify.size[verify.size <= profile.capture_limit]).tolist()
     _require_verify(profile, verify, captured)
@@ -79,7 +86,7 @@ def tables_from_profile(
         environment=profile.environment,
         target=profile.target,
         draft=profile.draft,
-        profile_digest=profile.digest(),
+        profile_digest=digest,
         num_speculative_tokens=profile.num_speculative_tokens,
         capture_sizes=captured,
         capture_limit=capture_limit,

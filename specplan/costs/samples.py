@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +14,7 @@ from specplan.costs.uncertainty import median_half_widths
 from specplan.errors import ConfigError
 from specplan.files.profile import Profile, Sample
 from specplan.files.tables import Source
-from specplan.shapes import Layout
+from specplan.shapes import Layout, Lengths
 
 __all__ = [
     "Points",
@@ -23,6 +24,7 @@ __all__ = [
     "fill_sheet",
     "hold_impossible",
     "host_points",
+    "of_lengths",
     "verify_points",
 ]
 
@@ -55,6 +57,24 @@ class Sheet:
     ms: NDArray[np.float64]  # [R, S]
     ci_ms: NDArray[np.float64]  # [R, S]
     source: NDArray[np.uint8]  # [R, S] of Source
+
+
+def of_lengths(profile: Profile, lengths: Lengths) -> Profile:
+    """The profile without what was timed on steps of other lengths, which is none of their price.
+
+    A drafter's queries are alike, and prompts are whole: of a budget's raggedness they know nothing.
+    """
+    wanted: dict[str, Lengths] = {
+        "verify": lengths,
+        "draft": "even" if lengths == "even" else "spread",
+        "draft-prefill": "even",
+        "host": "even",
+    }
+    return msgspec.structs.replace(
+        profile,
+        samples=[sample for sample in profile.samples if sample.lengths == wanted[sample.model]],
+        failures=[failure for failure in profile.failures if failure.lengths == wanted[failure.model]],
+    )
 
 
 def verify_points(profile: Profile, layout: Layout = "multi-query") -> Points:

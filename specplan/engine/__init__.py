@@ -3,7 +3,8 @@
 from specplan.engine.imposed import ImposedOutcomes
 from specplan.engine.passes import DraftPasses, PromptPass, VerifyPass, prefill
 from specplan.engine.recorder import decode_alone, record_pair
-from specplan.engine.serving import Engine, EngineStep, Phase, ServingCase
+from specplan.engine.runner import Phase
+from specplan.engine.serving import Engine, EngineStep, ServingCase
 from specplan.engine.tracing import read_prompts, record_trace, tokenize
 
 __all__ = [

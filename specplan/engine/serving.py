@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from specplan.device import AdaptiveVerifier, VerifyBatch
+from specplan.device.graphs import Grapher
 from specplan.engine.imposed import ImposedOutcomes
-from specplan.engine.passes import DraftPasses, PromptPass, VerifyPass
+from specplan.engine.passes import FEED_LEN
+from specplan.engine.runner import PairRunner, Phase
+from specplan.engine.static import Capture, StaticSteps
 from specplan.errors import ConfigError
-from specplan.models import Decoder, KVCache
+from specplan.models import Decoder
 from specplan.planning import EmaController, Policy
 from specplan.shapes import padded_size
 from specplan.simulation.scheduler import ClosedLoop, RunningRequest, ScheduledStep, num_to_finish
@@ -27,11 +30,7 @@ from specplan.simulation.scheduler import ClosedLoop, RunningRequest, ScheduledS
 if TYPE_CHECKING:
     from specplan.files import CostTables
 
-__all__ = ["Engine", "EngineStep", "Phase", "ServingCase"]
-
-# What a step spends its time on, in this order. `draft-prefill` and `draft` are a drafter's; all but the passes
-# (`verify`, `head`, `draft-prefill`, `draft`) are the host's work.
-Phase = Literal["schedule", "plan", "layout", "verify", "head", "commit", "draft-prefill", "draft", "record"]
+__all__ = ["Engine", "EngineStep", "ServingCase"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +89,9 @@ class Engine:
     """Serves `prompts` over and over in a closed loop, until max(prompts, 8 x concurrency) of them have finished.
 
     With `imposed`, drafts are as sure and as often accepted as the trace says, whatever the models say.
+
+    On CUDA, up to the capture limit, steps that hold no prompt tokens are replayed from graphs, and the drafter's
+    passes are; prompt chunks, and what is verified beside them, run eagerly.
     """
 
     def __init__(
@@ -104,12 +106,14 @@ class Engine:
         imposed: ImposedOutcomes | None = None,
         oracle: ImposedOutcomes | None = None,
         on_phase: Callable[[Phase], None] = lambda phase: None,
+        capture: Capture | None = None,
     ) -> None:
         """`oracle`: where the policy `oracle` looks up what will be accepted; `imposed` where that is given.
 
-        `on_phase` is told each phase of a step as it begins. Raises ConfigError for what cannot be served.
+        `on_phase` is told each phase of a step as it begins. `capture` takes the place of CUDA graphs, also on a CPU.
+        Raises ConfigError for what cannot be served.
         """
-        self.target, self.draft, self.case = target, draft, case
+        self.case = case
         self.prompts = prompts
         self.eos_token_ids = eos_token_ids if imposed is None else frozenset()
         self.imposed = imposed
@@ -131,10 +135,24 @@ class Engine:
         longest = max(
             prompt + output for prompt, output in zip(self.loop.prompt_len, self.loop.output_len, strict=True)
         )
-        self.target_cache, self.draft_cache = (
-            new_cache(decoder, case.concurrency, longest + self.most_drafts + 1) for decoder in (target, draft)
+        self.runner = PairRunner(
+            target, draft, num_slots=case.concurrency, max_len=longest + self.most_drafts + 1, on_phase=on_phase
         )
-        self.device = self.target_cache.keys.device
+        self.device = self.runner.device
+        if capture is None and self.device.type == "cuda":
+            capture = Grapher(self.device).capture
+        if capture is not None and case.capture_sizes:
+            self.runner.static = StaticSteps(
+                target,
+                self.runner.target_cache,
+                draft,
+                self.runner.draft_cache,
+                policy=case.policy,
+                num_speculative_tokens=case.num_speculative_tokens,
+                concurrency=case.concurrency,
+                capture_sizes=case.capture_sizes,
+                capture=capture,
+            )
         self.verifier = self._new_verifier() if case.policy.has_budget else None
         self.conversations: dict[RunningRequest, Conversation] = {}
         self.free_slots = list(range(case.concurrency))
@@ -168,24 +186,14 @@ class Engine:
         order = sorted(requests, key=lambda request: self.conversations[request].slot)
         tokens = [self._queries(request, kept.get(request, 0), chunks.get(request, 0)) for request in order]
         num_tokens = sum(map(len, tokens))
-        is_captured = bool(self.case.capture_sizes) and num_tokens <= self.case.capture_sizes[-1]
-        verify = VerifyPass(
-            self.target,
-            self.target_cache,
-            query_lens=[len(row) for row in tokens],
+        padded_tokens = padded_size(num_tokens, self.case.capture_sizes)
+        accepted, sampled = self.runner.verify(
+            tokens,
             context_lens=[request.context_len for request in order],
-            num_drafts=[kept.get(request, 0) for request in order],
-            rows=[self.conversations[request].slot for request in order],
-            padded_tokens=padded_size(num_tokens, self.case.capture_sizes) if is_captured else None,
+            slots=[self.conversations[request].slot for request in order],
+            num_drafts=[kept.get(request, 0) for request in order] if chunks else None,
+            padded_tokens=padded_tokens,
         )
-        token_ids = torch.zeros(verify.executed_num_tokens, dtype=torch.int64)
-        token_ids[:num_tokens] = torch.tensor([token for row in tokens for token in row])
-        token_ids = token_ids.to(self.device)
-
-        self.on_phase("verify")
-        hidden = verify.forward(token_ids)
-        self.on_phase("head")
-        accepted, sampled = (part.tolist() for part in verify.judge(hidden, token_ids))
 
         self.on_phase("commit")
         emitted = tuple(request.emitted_len for request in step.verifying)
@@ -213,7 +221,7 @@ class Engine:
             num_reqs=step.num_reqs,
             num_prompt_tokens=sum(chunks.values()),
             num_tokens=num_tokens,
-            executed_tokens=verify.executed_num_tokens,
+            executed_tokens=padded_tokens,
             mean_context_len=step.mean_context_len,
             k=k,
             requests=tuple(request.request for request in step.verifying),
@@ -302,18 +310,12 @@ class Engine:
         if drafting:
             self.on_phase("layout")
             conversations = [self.conversations[request] for request in drafting]
-            passes = DraftPasses(
-                self.draft,
-                self.draft_cache,
+            drafts, confidence = self.runner.propose(
+                [conversation.tokens[-FEED_LEN:] for conversation in conversations],
                 committed_lens=[len(conversation.tokens) for conversation in conversations],
-                rows=[conversation.slot for conversation in conversations],
+                slots=[conversation.slot for conversation in conversations],
                 k=k,
             )
-            ends = zip(conversations, passes.feed_lens, strict=True)
-            feed = torch.tensor([token for conversation, feed_len in ends for token in conversation.tokens[-feed_len:]])
-            feed = feed.to(self.device)
-            self.on_phase("draft")
-            drafts, confidence = (part.tolist() for part in passes.run(feed))
             self.on_phase("record")
             for request, conversation, proposed, sure in zip(drafting, conversations, drafts, confidence, strict=True):
                 conversation.drafts = proposed
@@ -325,18 +327,12 @@ class Engine:
         self.on_phase("layout")
         conversations = [self.conversations[request] for request, _ in chunks]
         starts = [request.prefilled_len - chunk for request, chunk in chunks]
-        prompt = PromptPass(
-            self.draft,
-            self.draft_cache,
-            query_lens=[chunk for _, chunk in chunks],
-            context_lens=starts,
-            rows=[conversation.slot for conversation in conversations],
-        )
         pieces = zip(conversations, starts, chunks, strict=True)
-        ids = [token for conversation, start, (_, n) in pieces for token in conversation.tokens[start : start + n]]
-        token_ids = torch.tensor(ids).to(self.device)
-        self.on_phase("draft-prefill")
-        prompt.run(token_ids)
+        self.runner.prefill_draft(
+            [conversation.tokens[start : start + length] for conversation, start, (_, length) in pieces],
+            context_lens=starts,
+            slots=[conversation.slot for conversation in conversations],
+        )
 
     def _confidence(self, request: RunningRequest, sure: list[float]) -> list[float]:
         """How sure of its drafts a request is said to be: by the drafter, by the trace imposed, or by an oracle."""
@@ -361,8 +357,3 @@ class Engine:
             lag=0 if self.case.policy.kind == "oracle" else self.case.lag,
             device=self.device,
         )
-
-
-def new_cache(decoder: Decoder, num_rows: int, max_len: int) -> KVCache:
-    weight = decoder.model.embed_tokens.weight
-    return KVCache(decoder.config, num_rows=num_rows, max_len=max_len, device=weight.device, dtype=weight.dtype)

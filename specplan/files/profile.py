@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from specplan.files._json import encode, read_json, write_json
-from specplan.shapes import Layout
+from specplan.shapes import Layout, Lengths
 
 __all__ = ["PROFILE_SCHEMA", "Environment", "Failure", "ModelInfo", "Profile", "Sample"]
 
@@ -39,7 +39,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
       the step proposes, 0 without a drafter.
 
     The last two are never captured: their mode is eager, and nothing is padded. `layout` is how a pass attends: with a
-    row for each request (multi-query), or in a verify pass with one for each query (batch-expansion).
+    row for each request (multi-query), or in a verify pass with one for each query (batch-expansion). `context_len` is
+    the mean over the requests, and `lengths` how alike they are.
     """
 
     model: Timed
@@ -55,6 +56,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     repetitions_ms: Annotated[list[Milliseconds], Meta(min_length=1)]
     device_ms: list[Milliseconds] = []
     stop_reason: Literal["converged", "cap", "time-budget", "interrupted"]
+    lengths: Lengths = "even"
 
     def __post_init__(self) -> None:
         drafts = self.model in ("draft", "host")
@@ -94,6 +96,7 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_tokens: Count
     k: CountOrZero | None
     context_len: CountOrZero
+    lengths: Lengths = "even"
     message: str
 
 

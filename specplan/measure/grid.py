@@ -7,7 +7,16 @@ from typing import Literal
 
 from specplan.engine.passes import FEED_LEN
 from specplan.errors import ConfigError
-from specplan.shapes import Layout, StepShape, default_capture_sizes, padded_size, profiled_shapes, request_grid
+from specplan.shapes import (
+    Layout,
+    Lengths,
+    StepShape,
+    default_capture_sizes,
+    longest_context,
+    padded_size,
+    profiled_shapes,
+    request_grid,
+)
 
 __all__ = ["MeasuredPoint", "ProfilePlan"]
 
@@ -28,7 +37,8 @@ class MeasuredPoint:
 class ProfilePlan:
     """What to measure. `context_len` is the KV tokens each request holds before the step.
 
-    `layouts` are those of the verify pass. Multi-query is one of them, for it is what tables price.
+    `layouts` are those of the verify pass. Multi-query is one of them, for it is what tables price. `lengths`: see
+    `shapes.Lengths`; a drafter's queries are alike, whatever a budget does.
     """
 
     max_num_seqs: int
@@ -37,6 +47,7 @@ class ProfilePlan:
     context_len: int
     capture_sizes: tuple[int, ...]
     layouts: tuple[Layout, ...] = ("multi-query",)
+    lengths: tuple[Lengths, ...] = ("even",)
 
     def __post_init__(self) -> None:
         limits = {
@@ -70,6 +81,7 @@ class ProfilePlan:
         context_len: int,
         ceiling: int = 512,
         layouts: tuple[Layout, ...] = ("multi-query",),
+        lengths: tuple[Lengths, ...] = ("even",),
     ) -> ProfilePlan:
         """The sizes that vLLM captures for these limits; `ceiling` as in `default_capture_sizes`."""
         return cls(
@@ -84,6 +96,7 @@ class ProfilePlan:
                 ceiling=ceiling,
             ),
             layouts=layouts,
+            lengths=lengths,
         )
 
     @property
@@ -95,7 +108,7 @@ class ProfilePlan:
     @property
     def longest_sequence(self) -> int:
         """The most keys of one request at any point; the drafter stays within it, at K - 1 past its context."""
-        return self.context_len + self.longest_query
+        return longest_context(self.context_len, self.lengths) + self.longest_query
 
     def points(self) -> list[MeasuredPoint]:
         """Verify over requests and tokens, drafts over requests and k, in both modes; the eager tail; the drafter's
@@ -114,6 +127,12 @@ class ProfilePlan:
             for num_reqs in request_grid(self.max_num_seqs):
                 points += [self.draft_point(mode, num_reqs, k) for k in range(self.num_speculative_tokens + 1)]
         points += [MeasuredPoint(model="verify", mode="eager", shape=shape) for shape in shapes[len(captured) :]]
+        points = [
+            replace(point, shape=replace(point.shape, lengths=lengths))
+            for lengths in self.lengths
+            for point in points
+            if point.model == "verify" or lengths != "ragged"
+        ]
         expanded = [self.expanded(point) for point in points if self.is_compared(point)]
         return [
             *points,

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from specplan.device.graphs import Grapher
-from specplan.engine.passes import DraftPasses, PromptPass, VerifyPass
+from specplan.engine.passes import FEED_LEN, DraftPasses, PromptPass, VerifyPass
 from specplan.errors import ConfigError, MeasurementError
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.models import Decoder, KVCache
-from specplan.shapes import even_query_lens, padded_size
+from specplan.shapes import StepShape, even_query_lens, padded_size, ragged_query_lens, spread_context_lens
 
 __all__ = ["ReadyStep", "StepFactory"]
 
@@ -108,8 +108,8 @@ class StepFactory:
         verify = VerifyPass(
             self.target,
             self.target_cache,
-            query_lens=even_query_lens(shape.num_reqs, shape.num_tokens),
-            context_lens=[shape.context_len] * shape.num_reqs,
+            query_lens=self.query_lens(shape),
+            context_lens=spread_context_lens(shape.num_reqs, shape.context_len, shape.lengths),
             padded_tokens=padded_size(shape.num_tokens, self.plan.capture_sizes) if point.mode == "graph" else None,
             layout=shape.layout,
         )
@@ -125,8 +125,15 @@ class StepFactory:
             executed_num_tokens=verify.executed_num_tokens,
         )
 
+    def query_lens(self, shape: StepShape) -> tuple[int, ...]:
+        if shape.lengths == "ragged":
+            return ragged_query_lens(shape.num_reqs, shape.num_tokens, self.plan.num_speculative_tokens)
+        return even_query_lens(shape.num_reqs, shape.num_tokens)
+
     def draft_step(self, point: MeasuredPoint, k: int) -> ReadyStep:
-        committed = [point.shape.context_len] * point.shape.num_reqs
+        shape = point.shape
+        contexts = spread_context_lens(shape.num_reqs, shape.context_len, shape.lengths)
+        committed = [max(FEED_LEN, length) for length in contexts]
         passes = DraftPasses(self.draft, self.draft_cache, committed_lens=committed, k=k)
         feed_ids = self.random_tokens(self.draft, sum(passes.feed_lens))
         return ReadyStep(

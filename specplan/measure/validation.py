@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,12 +32,14 @@ from specplan.measure.steps import StepFactory
 from specplan.measure.sweep import StoppingRule, Sweep
 from specplan.models import LoadedModel
 from specplan.planning import Policy
+from specplan.shapes import CONTEXT_SPREAD, Lengths
 from specplan.simulation.verdicts import FEWEST_ROUNDS
 
 __all__ = ["ValidationPlan", "validate_pair"]
 
-# No point is ever done: each round gives each one burst, and no round more than another.
-EACH_ROUND = StoppingRule(half_width=-1.0, max_busy_s=float("inf"))
+# No point is ever done: each round gives each one burst, and no round more than another. The bursts are long: a loop
+# that serves one small batch after the other finds memory and caches as it left them.
+EACH_ROUND = StoppingRule(min_repetitions=sys.maxsize, burst=4)
 # Of the steps that a case takes in a round, those that tell what the host takes, and are not compared with anything.
 CALIBRATION_SHARE = 0.25
 
@@ -103,6 +107,8 @@ class Served:
         return [timed for timed in timed if timed.step.num_reqs == self.case.concurrency] or timed
 
     def run_round(self, number: int) -> None:
+        gc.collect()
+        gc.freeze()  # as serving engines do: what is there now is not looked through again while steps are timed
         num_calibration = max(2, int(self.steps_per_round * CALIBRATION_SHARE))
         for index in range(self.steps_per_round):
             if self.engine.is_done:
@@ -171,7 +177,8 @@ def validate_pair(
             for timed in served.calibration
             if timed.round_number in rounds
         ]
-        return tables_from_profile(profile_of(rounds, host_samples(timed)))
+        lengths: Lengths = "ragged" if policy.has_budget else "spread"
+        return tables_from_profile(profile_of(rounds, host_samples(timed)), lengths=lengths)
 
     served_cases: list[Served] = []
     order = random.Random(plan.seed)
@@ -183,7 +190,7 @@ def validate_pair(
             on_progress(done + 0.4 * share / plan.num_rounds, f"round {number + 1}: profiling")
         if planner is None:
             # Decided by the first round and kept: a budget that moved with the profile would be another policy.
-            planner = tables_from_profile(profile_of([0], []))
+            planner = tables_from_profile(profile_of([0], []), lengths="ragged")
             served_cases = [
                 serve(target, draft, prompts, trace, plan, policy, concurrency, planner, imposed)
                 for concurrency in plan.concurrencies
@@ -196,6 +203,7 @@ def validate_pair(
             on_progress(done + 0.8 * share / plan.num_rounds, doing)
             served.run_round(number)
     assert planner is not None
+    gc.unfreeze()
     on_progress(0.95, "comparing")
     alone = None
     if imposed is None:
@@ -357,21 +365,23 @@ def profile_plan(plan: ValidationPlan, context_len: int) -> ProfilePlan:
         num_speculative_tokens=plan.num_speculative_tokens,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         context_len=context_len,
+        # Requests of a batch differ in length, and a budget makes their queries differ as well.
+        lengths=("spread", "ragged") if any(policy.has_budget for policy in plan.policies) else ("spread",),
     )
 
 
 def context_lens(trace: Trace, target: LoadedModel, draft: LoadedModel, plan: ValidationPlan) -> list[int]:
-    """The shortest and the longest context that is usual in the trace, where the models hold them."""
-    begin, end = trace.prompt_len, trace.prompt_len + trace.output_len
+    """A short and a long context of the trace, where the models hold them: its tenth and ninetieth percentile."""
+    in_cache = trace.prompt_len[trace.request] + trace.position  # [rows]
     positions = min(model.decoder.config.max_position_embeddings for model in (target, draft))
     longest_query = profile_plan(plan, FEED_LEN).longest_query
-    most = positions - longest_query
+    most = int((positions - longest_query) / (1 + CONTEXT_SPREAD))
     if most < FEED_LEN:
         raise ConfigError(
             f"steps of up to {longest_query} tokens per request leave no context of the models' {positions} positions",
             "lower --max-num-batched-tokens, or raise --concurrency",
         )
-    lens = {max(FEED_LEN, min(most, int(length))) for length in (np.median(begin), np.percentile(end, 90))}
+    lens = {max(FEED_LEN, min(most, int(length))) for length in np.percentile(in_cache, (10, 90))}
     return sorted(lens)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -329,3 +330,26 @@ def test_round_trip(make_profile: MakeProfile, make_sample: MakeSample, tmp_path
     built = tables_from_profile(profile)
     for name in ("verify_table_ms", "overhead_ms", "overhead_source", "draft_prefill_ms", "draft_prefill_ci_ms"):
         assert np.array_equal(getattr(again, name), getattr(built, name))
+
+
+def test_steps_of_other_lengths_are_none_of_the_price(make_profile: Callable[..., Profile]) -> None:
+    """Ragged queries cost more here, spread contexts less; a drafter knows the contexts alone."""
+    profile = make_profile()
+    priced = [sample for sample in profile.samples if sample.model in ("verify", "draft")]
+    scaled = {"spread": 0.5, "ragged": 3.0}
+    others = [
+        msgspec.structs.replace(
+            sample, lengths=lengths, repetitions_ms=[ms * factor for ms in sample.repetitions_ms], device_ms=[]
+        )
+        for lengths, factor in scaled.items()
+        for sample in priced
+        if sample.model == "verify" or lengths == "spread"
+    ]
+    both = msgspec.structs.replace(profile, samples=[*profile.samples, *others])
+    even = tables_from_profile(both)
+    assert even.verify_ms.tolist() == tables_from_profile(profile).verify_ms.tolist()
+    assert even.profile_digest == both.digest()
+    for lengths, factor in scaled.items():
+        tables = tables_from_profile(both, lengths=lengths)
+        np.testing.assert_allclose(tables.verify_ms, even.verify_ms * factor)
+        np.testing.assert_allclose(tables.draft_ms, even.draft_ms * 0.5)

@@ -1,8 +1,9 @@
 """`make gpu-check OUT=folder`: everything that needs a GPU, in one command of at most eight minutes.
 
-Tests, then microbenchmarks, then a profile of a pair as large as what is served, each in a process of its own: an
-error that a device does not recover from ends one of them and not the others. Exit code 0 if all three did what they
-should. `--rehearse` runs the same on a CPU and the embedded pair, to find the mistakes that need no GPU.
+Tests, then microbenchmarks, then a profile of a pair as large as what is served, then the simulator held against the
+engine on the embedded pair and on the large one, each in a process of its own: an error that a device does not recover
+from ends one of them and not the others. Exit code 0 if all did what they should. `--rehearse` runs the same on a CPU
+and the embedded pair, to find the mistakes that need no GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 TOTAL_S = 7 * 60.0
-MOST_S = {"tests": 150.0, "microbenchmarks": 90.0}
+# In this order; of TOTAL_S, and of less in proportion. What a phase leaves over, the next ones get.
+PHASES = ("tests", "microbenchmarks", "large_pair", "validate_tiny", "validate_large")
+MOST_S = {"tests": 150.0, "microbenchmarks": 70.0}
+LEAST_S = {"large_pair": 60.0, "validate_tiny": 40.0, "validate_large": 85.0}  # kept while earlier phases run
+SCRIPTS = {
+    "validate_tiny": ("validate.py", "--pair", "tiny"),
+    "validate_large": ("validate.py", "--pair", "large"),
+}
 GRACE_S = 45.0  # for a phase to write what it has; past that it is ended
 
 
@@ -35,21 +43,29 @@ def main() -> int:
     if not options.rehearse:
         environment["SPECPLAN_REQUIRE_CUDA"] = "1"
 
-    outcomes = {}
-    for name in ("tests", "microbenchmarks", "large_pair"):
-        left_s = options.seconds - (time.monotonic() - start_s)
-        seconds = min(left_s, MOST_S.get(name, left_s))
+    outcomes: dict[str, str | float] = {}
+    for name in PHASES:
+        seconds = seconds_for(name, options.seconds, left_s=options.seconds - (time.monotonic() - start_s))
         print(f"== {name}, at most {seconds:.0f} s", flush=True)
-        if seconds <= 0:
-            outcomes[name] = "skipped: out of time"
-            continue
-        outcomes[name] = run_phase(
-            command_of(name, options.out, seconds, rehearse=options.rehearse), environment, seconds
-        )
-    outcomes["seconds"] = round(time.monotonic() - start_s, 1)
-    (options.out / "outcomes.json").write_text(json.dumps(outcomes, indent=2) + "\n")
+        outcomes[name] = "skipped: out of time"
+        if seconds > 0:
+            command = command_of(name, options.out, seconds, rehearse=options.rehearse)
+            outcomes[name] = run_phase(command, environment, seconds)
+        outcomes["seconds"] = round(time.monotonic() - start_s, 1)
+        (options.out / "outcomes.json").write_text(json.dumps(outcomes, indent=2) + "\n")
     print(f"== {outcomes}", flush=True)
-    return 0 if all(outcomes[name] == "ok" for name in ("tests", "microbenchmarks", "large_pair")) else 1
+    return 0 if all(outcomes[name] == "ok" for name in PHASES) else 1
+
+
+def seconds_for(name: str, total_s: float, *, left_s: float) -> float:
+    """What a phase may take: what is left without what is kept for later ones, between its own least and most.
+
+    Where phases before it overran, it comes before those after it.
+    """
+    scale = total_s / TOTAL_S
+    later = PHASES[PHASES.index(name) + 1 :]
+    spare_s = left_s - scale * sum(LEAST_S.get(other, 0.0) for other in later)
+    return min(max(spare_s, min(left_s, scale * LEAST_S.get(name, 0.0))), scale * MOST_S.get(name, TOTAL_S))
 
 
 def command_of(name: str, out: Path, seconds: float, *, rehearse: bool) -> list[str]:
@@ -67,7 +83,8 @@ def command_of(name: str, out: Path, seconds: float, *, rehearse: bool) -> list[
             report,
             str(HERE),
         ]
-    command = [sys.executable, str(HERE / f"{name}.py"), "--out", str(out), "--seconds", str(seconds)]
+    script, *arguments = SCRIPTS.get(name, (f"{name}.py",))
+    command = [sys.executable, str(HERE / script), *arguments, "--out", str(out), "--seconds", str(seconds)]
     return [*command, "--rehearse"] if rehearse else command
 
 

@@ -140,3 +140,14 @@ def test_capture_sizes_ascend(sizes: tuple[int, ...]) -> None:
         ProfilePlan(
             max_num_seqs=4, num_speculative_tokens=1, max_num_batched_tokens=8, context_len=4, capture_sizes=sizes
         )
+
+
+def test_lengths_are_timed_apart_and_a_drafters_queries_are_always_alike() -> None:
+    limits = {"max_num_seqs": 4, "num_speculative_tokens": 3, "max_num_batched_tokens": 48, "context_len": 20}
+    even = ProfilePlan.default(**limits)
+    plan = ProfilePlan.default(**limits, lengths=("spread", "ragged"))
+    assert (even.longest_sequence, plan.longest_sequence) == (20 + 12, 30 + 12)
+    lengths = {(point.model, point.shape.lengths) for point in plan.points()}
+    assert lengths == {("verify", "spread"), ("verify", "ragged"), ("draft", "spread"), ("draft-prefill", "even")}
+    of = [point for point in plan.points() if point.shape.lengths == "spread"]
+    assert len(of) == len([point for point in even.points() if point.model != "draft-prefill"])

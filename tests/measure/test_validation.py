@@ -247,9 +247,9 @@ def test_host_samples_are_what_lies_around_the_passes() -> None:
 
 
 def test_a_round_is_its_own_burst() -> None:
-    sample = host_samples([timed(make_step(), 1.0, plan=float(1 + index)) for index in range(9)])[0]
-    assert of_rounds(sample, [1]).repetitions_ms == [4.0, 5.0, 6.0]
-    assert of_rounds(sample, [0, 2]).repetitions_ms == [1.0, 2.0, 3.0, 7.0, 8.0, 9.0]
+    sample = host_samples([timed(make_step(), 1.0, plan=float(1 + index)) for index in range(12)])[0]
+    assert of_rounds(sample, [1]).repetitions_ms == [5.0, 6.0, 7.0, 8.0]
+    assert of_rounds(sample, [0, 2]).repetitions_ms == [1.0, 2.0, 3.0, 4.0, 9.0, 10.0, 11.0, 12.0]
 
 
 def as_steps(trace: Trace) -> list[EngineStep]:
