@@ -39,7 +39,7 @@ CONTEXT_SPREAD = 0.5  # of the mean, to either side
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """A step of `num_reqs` requests and `num_tokens` queries; `context_len` tokens are in a request's cache on average."""
+    """A step of `num_reqs` requests and `num_tokens` queries. `context_len`: tokens in a request's cache, the mean."""
 
     num_reqs: int
     num_tokens: int

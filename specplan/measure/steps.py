@@ -52,7 +52,7 @@ class StepFactory:
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
         self.target_cache, self.draft_cache = (self.filled_cache(decoder) for decoder in (target, draft))
         self.grapher = Grapher(self.device) if self.device.type == "cuda" else None
-        self.verify_before: dict[int, Callable[[], Tensor]] = {}  # by requests
+        self.preceding: dict[MeasuredPoint, ReadyStep] = {}  # on a CPU, what others follow
 
     def make(self, point: MeasuredPoint) -> ReadyStep:
         """A step that has run before and, in graph mode on CUDA, has been captured and replayed.
@@ -95,13 +95,38 @@ class StepFactory:
         return self.draft_step(point, point.k)
 
     def what_precedes(self, point: MeasuredPoint) -> Callable[[], object]:
-        """On a CPU a verify pass before each of a drafter's. A GPU's cache holds nothing of a model worth measuring."""
-        if point.model == "verify" or self.device.type == "cuda":
+        """What a CPU has run just before: the pass that a step follows, and the host's work of laying the batch out.
+
+        Drafts follow the verify pass ahead of them, a verify pass the drafts that it verifies; without drafts there is
+        no drafter. Both leave less of a small model in the caches than a loop of its own would find: a tenth of a
+        step's time and more. A GPU's cache holds nothing of a model that would be worth it.
+        """
+        if self.device.type == "cuda":
             return lambda: None
-        num_reqs = point.shape.num_reqs
-        if num_reqs not in self.verify_before:
-            self.verify_before[num_reqs] = self.verify_step(self.plan.verify_point("eager", num_reqs, num_reqs)).run
-        return self.verify_before[num_reqs]
+        before = self.followed(point)
+        run = None if before is None else self.laid_out_once(before).run
+
+        def precede() -> None:
+            if run is not None:
+                run()
+            self.laid_out(point)
+
+        return precede
+
+    def followed(self, point: MeasuredPoint) -> MeasuredPoint | None:
+        num_reqs, num_tokens = point.shape.num_reqs, point.shape.num_tokens
+        if point.model != "verify":
+            return self.plan.verify_point("eager", num_reqs, num_reqs * (1 + (point.k or 0)))
+        if num_tokens == num_reqs:
+            return None
+        most = self.plan.num_speculative_tokens
+        drafts = most if point.shape.lengths == "ragged" else min(most, -(-num_tokens // num_reqs) - 1)
+        return self.plan.draft_point("eager", num_reqs, drafts)
+
+    def laid_out_once(self, point: MeasuredPoint) -> ReadyStep:
+        if point not in self.preceding:
+            self.preceding[point] = self.laid_out(point)
+        return self.preceding[point]
 
     def verify_step(self, point: MeasuredPoint) -> ReadyStep:
         shape = point.shape

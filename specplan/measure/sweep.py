@@ -24,6 +24,10 @@ from specplan.measure.steps import ReadyStep, StepFactory
 
 __all__ = ["StoppingRule", "Sweep", "SweepProgress", "SweepResult", "sweep"]
 
+# A short step is as fast as in a loop of its own only after some runs: a millisecond's at its sixth or so.
+WARM_UP_RUNS = 8
+WARM_UP_MS = 10.0
+
 StopReason = Literal["converged", "cap", "time-budget", "interrupted"]
 
 
@@ -170,12 +174,19 @@ def make_ready(series: Series, factory: StepFactory) -> None:
 
 
 def visit(series: Series, rule: StoppingRule, device: torch.device) -> None:
-    """One burst at a point. Its first run finds caches that another shape has filled, so it counts as warm-up."""
+    """One burst at a point. Its first runs find caches that another shape has filled, and count as warm-up."""
     step, queued = series.step, priced_by_device(series.point)
     assert step is not None
-    for repetitions in (series.warm_up, *[series.repetitions] * rule.burst):
+
+    def run_once() -> StepTime:
         step.before()
-        repetitions.append(time_step(step.run, device, queued=queued))
+        return time_step(step.run, device, queued=queued)
+
+    visited = [run_once()]
+    while len(visited) < WARM_UP_RUNS and sum(time.wall_ms for time in visited) < WARM_UP_MS:
+        visited.append(run_once())
+    series.warm_up += visited
+    series.repetitions += [run_once() for _ in range(rule.burst)]
     busy_s = sum(time.wall_ms for time in series.repetitions) / 1e3
     if len(series.repetitions) >= rule.min_repetitions and busy_s >= rule.min_busy_s:
         priced_ms = np.array(series.priced_ms)

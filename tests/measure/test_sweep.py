@@ -63,7 +63,7 @@ def test_every_point_of_the_plan_is_in_the_profile(tmp_path: Path) -> None:
     for sample in profile.samples:
         assert sample.stop_reason == "converged"
         assert len(sample.repetitions_ms) == 6
-        assert len(sample.warmup_ms) == 2  # one a visit
+        assert 2 <= len(sample.warmup_ms) <= 16  # in each of two visits one, or as many as a short step takes
         assert sample.device_ms == []  # the host is the device
     assert told[-1].fraction == 1.0
     assert (profile.environment.graph_kind, profile.environment.device_type) == ("static", "cpu")
