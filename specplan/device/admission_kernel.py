@@ -57,12 +57,12 @@ def admit_and_compact_kernel(  # type: ignore[no-untyped-def]
     row = tl.arange(0, ROWS)
     is_row = row < num_reqs
     slot = tl.load(idx_mapping + row, mask=is_row, other=0).to(tl.int64)
-    offered = tl.load(scheduled + row, mask=is_row, other=0).to(tl.int32)
+    offered = tl.minimum(tl.load(scheduled + row, mask=is_row, other=0).to(tl.int32), num_positions)
     position = tl.arange(0, POSITIONS)
     running = tl.full([ROWS], 1.0, tl.float32)
     bits = tl.full([POSITIONS, ROWS], -1, tl.int32)  # -1: not offered, below every survival
     for p in tl.static_range(POSITIONS):  # unrolled: the loads of all positions are under way at once
-        is_offered = is_row & (p < offered) & (p < num_positions)
+        is_offered = is_row & (p < offered)
         c = tl.load(confidence + slot * slot_stride + p, mask=is_offered, other=0.0).to(tl.float32)
         running = running * tl.where((c >= 0.0) & (c <= 1.0), c, 0.0)
         running = tl.where(running < SMALLEST_NORMAL, 0.0, running)

@@ -190,7 +190,7 @@ def validate_pair(
             on_progress(done + 0.4 * share / plan.num_rounds, f"round {number + 1}: profiling")
         if planner is None:
             # Decided by the first round and kept: a budget that moved with the profile would be another policy.
-            planner = tables_from_profile(profile_of([0], []), lengths="ragged")
+            planner = tables_from_profile(profile_of([0], []), lengths=plans[-1].lengths[-1])
             served_cases = [
                 serve(target, draft, prompts, trace, plan, policy, concurrency, planner, imposed)
                 for concurrency in plan.concurrencies
