@@ -27,6 +27,7 @@ __all__ = ["StoppingRule", "Sweep", "SweepProgress", "SweepResult", "sweep"]
 # A short step is as fast as in a loop of its own only after some runs: a millisecond's at its sixth or so.
 WARM_UP_RUNS = 8
 WARM_UP_MS = 10.0
+MOST_IN_A_BURST = 10
 
 StopReason = Literal["converged", "cap", "time-budget", "interrupted"]
 
@@ -36,7 +37,8 @@ class StoppingRule:
     """A point is done when its median is known, or has cost enough.
 
     Known: at least `min_repetitions` and `min_busy_s`, and a 95% half-width of the median (bootstrap) of at most
-    `half_width` of it. Enough: `max_busy_s`. `time_budget_s` ends the sweep as a whole.
+    `half_width` of it. Enough: `max_busy_s`. `time_budget_s` ends the sweep as a whole. A visit to a point takes `burst`
+    repetitions, and of a short step as many as take `burst_ms`, up to ten.
     """
 
     min_repetitions: int = 20
@@ -45,6 +47,7 @@ class StoppingRule:
     max_busy_s: float = 1.5
     time_budget_s: float | None = None
     burst: int = 3
+    burst_ms: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +189,10 @@ def visit(series: Series, rule: StoppingRule, device: torch.device) -> None:
     while len(visited) < WARM_UP_RUNS and sum(time.wall_ms for time in visited) < WARM_UP_MS:
         visited.append(run_once())
     series.warm_up += visited
-    series.repetitions += [run_once() for _ in range(rule.burst)]
+    burst = [run_once() for _ in range(rule.burst)]
+    while len(burst) < MOST_IN_A_BURST and sum(time.wall_ms for time in burst) < rule.burst_ms:
+        burst.append(run_once())
+    series.repetitions += burst
     busy_s = sum(time.wall_ms for time in series.repetitions) / 1e3
     if len(series.repetitions) >= rule.min_repetitions and busy_s >= rule.min_busy_s:
         priced_ms = np.array(series.priced_ms)

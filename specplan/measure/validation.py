@@ -39,7 +39,7 @@ __all__ = ["ValidationPlan", "validate_pair"]
 
 # No point is ever done: each round gives each one burst, and no round more than another. The bursts are long: a loop
 # that serves one small batch after the other finds memory and caches as it left them.
-EACH_ROUND = StoppingRule(min_repetitions=sys.maxsize, burst=4)
+EACH_ROUND = StoppingRule(min_repetitions=sys.maxsize, burst=4, burst_ms=0.0)
 # Of the steps that a case takes in a round, those that tell what the host takes, and are not compared with anything.
 CALIBRATION_SHARE = 0.25
 

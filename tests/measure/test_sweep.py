@@ -22,7 +22,7 @@ from specplan.models import Decoder, DecoderConfig, LoadedModel
 
 CPU = torch.device("cpu")
 # Enough visits to exercise the rule, few enough to be quick.
-QUICK = StoppingRule(min_repetitions=6, min_busy_s=0.0, half_width=1e9, burst=3)
+QUICK = StoppingRule(min_repetitions=6, min_busy_s=0.0, half_width=1e9, burst=3, burst_ms=0.0)
 # A rule no point can meet.
 NEVER = StoppingRule(half_width=0.0, min_busy_s=1e9, max_busy_s=1e9)
 
