@@ -113,6 +113,7 @@ def profiled_shapes(
     max_num_batched_tokens: int,
     capture_sizes: Sequence[int],  # ascending
     context_len: int,
+    num_reqs: Sequence[int] = (),  # the counts of requests; the powers of two up to the most where none are named
 ) -> list[StepShape]:
     """The verify steps that price every batch: requests by captured sizes, then the tail past the capture limit.
 
@@ -125,9 +126,9 @@ def profiled_shapes(
             "list each size once, the smallest first",
         )
     pairs = []
-    for num_reqs in request_grid(max_num_seqs):
-        most = capture_sizes[-1] if num_reqs == max_num_seqs else num_reqs * (1 + num_speculative_tokens)
-        pairs += [(num_reqs, size) for size in capture_sizes if num_reqs <= size <= most]
+    for count in num_reqs or request_grid(max_num_seqs):
+        most = capture_sizes[-1] if count == max_num_seqs else count * (1 + num_speculative_tokens)
+        pairs += [(count, size) for size in capture_sizes if count <= size <= most]
     tail = tail_sizes(capture_sizes[-1], max_num_batched_tokens)
     pairs += [(min(max_num_seqs, size), size) for size in tail]
     return [StepShape(num_reqs=n, num_tokens=t, context_len=context_len) for n, t in pairs]

@@ -22,6 +22,7 @@ class ImposedOutcomes:
             )
         begins = trace.row_start[:-1]
         self._first_row = begins + 1 - trace.position[begins]  # where position 1 is; a recorder writes position 0 too
+        self._end_row = trace.row_start[1:]
         self._accepted_len = trace.accepted_len
         self._confidence = trace.confidence
         self.num_speculative_tokens = trace.num_speculative_tokens
@@ -45,4 +46,5 @@ class ImposedOutcomes:
         return [1.0] * min(k, accepted) + [0.0] * max(k - accepted, 0)
 
     def _row(self, request: int, emitted_len: int) -> int:
-        return int(self._first_row[request]) + emitted_len - 1
+        """The last where an output goes on past the trace's, as a tie that moves an end of text can make it."""
+        return min(int(self._first_row[request]) + emitted_len - 1, int(self._end_row[request]) - 1)

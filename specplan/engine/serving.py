@@ -157,6 +157,7 @@ class Engine:
         self.conversations: dict[RunningRequest, Conversation] = {}
         self.free_slots = list(range(case.concurrency))
         self.outputs: dict[int, list[int]] = {}  # of each prompt that has been served, the first time
+        self.served: list[tuple[int, list[int]]] = []  # every prompt served, as often as it was, and its output
         self.num_finished = 0
 
     @property
@@ -245,7 +246,9 @@ class Engine:
     def _retire(self, request: RunningRequest) -> None:
         conversation = self.conversations.pop(request)
         self.free_slots.append(conversation.slot)
-        self.outputs.setdefault(request.request, conversation.tokens[request.prompt_len :])
+        output = conversation.tokens[request.prompt_len :]
+        self.outputs.setdefault(request.request, output)
+        self.served.append((request.request, output))
         self.num_finished += 1
 
     def _batch(self, step: ScheduledStep, requests: Sequence[RunningRequest]) -> VerifyBatch:

@@ -51,25 +51,29 @@ def explain(
     prompts: Sequence[Sequence[int]],
     alone: Sequence[Sequence[int]] | None,
 ) -> Divergence:
-    """How near the first decision that differs was: budgets turn on confidences, acceptance on logits."""
-    differs = [
-        row for row, (left, right) in enumerate(zip(outcomes(step), outcomes(record), strict=False)) if left != right
-    ]
-    gaps, differences = [], []
-    # A budget is the whole batch's: any row's confidence may have moved it.
-    for row, (request, emitted, confidence) in enumerate(
-        zip(step.requests, step.emitted, step.confidence, strict=True)
-    ):
-        difference = confidence_difference(trace, request, emitted, confidence)
-        if difference is not None:
-            differences.append(difference)
-        if row in differs and alone is not None:
-            judged = 1 + len(confidence)
+    """How near the first decision that differs was.
+
+    A budget turns on confidences, so their differences count where admission differs. Acceptance turns on logits, so
+    their leads count where of the same drafts other ones were accepted, or another token came before: over the tokens
+    that this step and the one before it judged.
+    """
+    rows = list(zip(outcomes(step), outcomes(record), strict=False))
+    differs = [row for row, (left, right) in enumerate(rows) if left != right]
+    is_same_batch = step.requests == record.requests
+    differences, gaps = [], []
+    if is_same_batch and step.admitted != record.admitted:
+        pieces = zip(step.requests, step.emitted, step.confidence, strict=True)
+        found = (confidence_difference(trace, request, emitted, confidence) for request, emitted, confidence in pieces)
+        differences = [difference for difference in found if difference is not None]
+    elif alone is not None:
+        for row in differs:
+            request, emitted = step.requests[row], step.emitted[row]
+            judged = 1 + len(step.confidence[row])
             gaps.append(smallest_gap(target, prompts[request], alone[request], emitted, judged))
     first = differs[0] if differs else None
     return Divergence(
         step=index,
-        request=None if first is None or step.requests != record.requests else step.requests[first],
+        request=None if first is None or not is_same_batch else step.requests[first],
         engine=describe(step, first),
         simulator=describe(record, first),
         max_confidence_difference=max(differences, default=None),
@@ -88,30 +92,32 @@ def describe(step: EngineStep | StepRecord, row: int | None) -> str:
 
 
 def confidence_difference(trace: Trace, request: int, emitted: int, confidence: Sequence[float]) -> float | None:
-    if trace.confidence is None or not confidence:
-        return None
-    begin = int(trace.row_start[request])
+    """The largest, of the drafts after `emitted` tokens; None where the trace ends before, or holds none."""
+    begin, end = (int(row) for row in trace.row_start[request : request + 2])
     row = begin + emitted - int(trace.position[begin])
+    if trace.confidence is None or not confidence or row >= end:
+        return None
     recorded = trace.confidence[row, : len(confidence)]
     return float(np.abs(recorded - np.array(confidence, dtype=np.float32)).max())
 
 
 def smallest_gap(target: Decoder, prompt: Sequence[int], output: Sequence[int], emitted: int, num_judged: int) -> float:
-    """The least lead of the first over the second logit after each of the tokens that a step judged."""
+    """The least lead of the first over the second logit, after the tokens that a step and the one before it judged."""
     logits = dense_logits(target, [*prompt, *output[: emitted + num_judged - 1]])
-    top = np.sort(logits[len(prompt) + emitted - 1 :], axis=1)[:, -2:]
+    first = len(prompt) + max(emitted - num_judged, 0) - 1
+    top = np.sort(logits[first:], axis=1)[:, -2:]
     return float((top[:, 1] - top[:, 0]).min())
 
 
 def check_lossless(
-    outputs: dict[int, list[int]],
+    outputs: Sequence[tuple[int, Sequence[int]]],  # (prompt, output), each as often as it was served
     target: Decoder,
     prompts: Sequence[Sequence[int]],
     alone: Sequence[Sequence[int]],
 ) -> LosslessCheck:
     """Each output against the target's own; where they part, whether its two logits are one."""
     num_ties = num_wrong = 0
-    for request, output in outputs.items():
+    for request, output in outputs:
         expected = alone[request][: len(output)]
         place = next((i for i, (a, b) in enumerate(zip(output, expected, strict=True)) if a != b), None)
         if place is None:

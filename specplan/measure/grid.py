@@ -48,6 +48,7 @@ class ProfilePlan:
     capture_sizes: tuple[int, ...]
     layouts: tuple[Layout, ...] = ("multi-query",)
     lengths: tuple[Lengths, ...] = ("even",)
+    num_reqs: tuple[int, ...] = ()  # powers of two and the most where none are named
 
     def __post_init__(self) -> None:
         limits = {
@@ -82,6 +83,7 @@ class ProfilePlan:
         ceiling: int = 512,
         layouts: tuple[Layout, ...] = ("multi-query",),
         lengths: tuple[Lengths, ...] = ("even",),
+        num_reqs: tuple[int, ...] = (),
     ) -> ProfilePlan:
         """The sizes that vLLM captures for these limits; `ceiling` as in `default_capture_sizes`."""
         return cls(
@@ -97,6 +99,7 @@ class ProfilePlan:
             ),
             layouts=layouts,
             lengths=lengths,
+            num_reqs=num_reqs,
         )
 
     @property
@@ -119,12 +122,13 @@ class ProfilePlan:
             max_num_batched_tokens=self.max_num_batched_tokens,
             capture_sizes=self.capture_sizes,
             context_len=self.context_len,
+            num_reqs=self.num_reqs,
         )
         captured = [shape for shape in shapes if shape.num_tokens <= self.capture_sizes[-1]]
         points = []
         for mode in ("graph", "eager"):
             points += [MeasuredPoint(model="verify", mode=mode, shape=shape) for shape in captured]
-            for num_reqs in request_grid(self.max_num_seqs):
+            for num_reqs in self.num_reqs or request_grid(self.max_num_seqs):
                 points += [self.draft_point(mode, num_reqs, k) for k in range(self.num_speculative_tokens + 1)]
         points += [MeasuredPoint(model="verify", mode="eager", shape=shape) for shape in shapes[len(captured) :]]
         points = [

@@ -37,7 +37,7 @@ class StoppingRule:
     """A point is done when its median is known, or has cost enough.
 
     Known: at least `min_repetitions` and `min_busy_s`, and a 95% half-width of the median (bootstrap) of at most
-    `half_width` of it. Enough: `max_busy_s`. `time_budget_s` ends the sweep as a whole. A visit to a point takes `burst`
+    `half_width` of it. Enough: `max_busy_s`. `time_budget_s` ends the sweep as a whole. A visit takes `burst`
     repetitions, and of a short step as many as take `burst_ms`, up to ten.
     """
 

@@ -40,8 +40,10 @@ __all__ = ["ValidationPlan", "validate_pair"]
 # No point is ever done: each round gives each one burst, and no round more than another. The bursts are long: a loop
 # that serves one small batch after the other finds memory and caches as it left them.
 EACH_ROUND = StoppingRule(min_repetitions=sys.maxsize, burst=4, burst_ms=0.0)
-# Of the steps that a case takes in a round, those that tell what the host takes, and are not compared with anything.
-CALIBRATION_SHARE = 0.25
+# Of the steps that a case takes in a round, every fourth tells what the host takes, and so do the first two, which find
+# what another case has left. They are not compared with anything.
+CALIBRATION_STRIDE = 4
+FEWEST_STEPS = 4  # a round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,12 @@ class Served:
     def run_round(self, number: int) -> None:
         gc.collect()
         gc.freeze()  # as serving engines do: what is there now is not looked through again while steps are timed
-        num_calibration = max(2, int(self.steps_per_round * CALIBRATION_SHARE))
+        try:
+            self.run_steps(number)
+        finally:
+            gc.unfreeze()
+
+    def run_steps(self, number: int) -> None:
         for index in range(self.steps_per_round):
             if self.engine.is_done:
                 return
@@ -123,7 +130,7 @@ class Served:
                     wall_ms=wall_ms,
                     phases_ms=self.clock.take(),
                     round_number=number,
-                    is_calibration=index < num_calibration,
+                    is_calibration=index < 2 or index % CALIBRATION_STRIDE == 0,
                 )
             )
 
@@ -153,6 +160,7 @@ def validate_pair(
         )
         prompts = tokenize(target, draft, texts)
     else:
+        require_imposable(target, draft, imposed, plan)
         trace = imposed
         prompts = random_prompts(target, imposed, plan.seed)
     contexts = context_lens(trace, target, draft, plan)
@@ -203,7 +211,6 @@ def validate_pair(
             on_progress(done + 0.8 * share / plan.num_rounds, doing)
             served.run_round(number)
     assert planner is not None
-    gc.unfreeze()
     on_progress(0.95, "comparing")
     alone = None
     if imposed is None:
@@ -274,7 +281,13 @@ def serve(
         on_phase=clock,
     )
     expected = len(Prediction(trace, case, planner, planner).records)
-    return Served(case=case, engine=engine, clock=clock, steps_per_round=-(-expected // plan.num_rounds))
+    steps_per_round = -(-expected // plan.num_rounds)
+    if steps_per_round < FEWEST_STEPS:
+        raise ConfigError(
+            f"{policy.name} at {concurrency} takes {expected} steps, too few for {plan.num_rounds} rounds",
+            "serve more or longer outputs (--max-output-tokens), or run fewer --rounds",
+        )
+    return Served(case=case, engine=engine, clock=clock, steps_per_round=steps_per_round)
 
 
 def compare(
@@ -288,7 +301,9 @@ def compare(
     measured = served.measured
     errors = step_errors(prediction, measured)
     places = [timed.place for timed in measured]
-    rounds = sorted({timed.round_number for timed in measured})
+    by_number: dict[int, list[TimedStep]] = {}
+    for timed in measured:
+        by_number.setdefault(timed.round_number, []).append(timed)
     steps = [timed.step for timed in served.steps]
     return CaseValidation(
         policy=served.case.policy.name,
@@ -296,14 +311,16 @@ def compare(
         num_steps=len(measured),
         predicted_tokens_per_s=prediction.tokens_per_s(places),
         measured_tokens_per_s=tokens_per_s(measured),
-        round_predictions=[each.tokens_per_s(places) for each in by_round],
-        round_measurements=[tokens_per_s([t for t in measured if t.round_number == number]) for number in rounds],
+        round_predictions=[
+            by_round[number].tokens_per_s([timed.place for timed in each]) for number, each in by_number.items()
+        ],
+        round_measurements=[tokens_per_s(each) for each in by_number.values()],
         step_mape=float(np.abs(errors).mean()),
         step_bias=float(errors.mean()),
         parts=part_errors(prediction, measured),
         sizes=size_errors(prediction, measured),
         decisions=compare_decisions(steps, prediction.records, prediction.trace, target.decoder, prompts, alone),
-        lossless=None if alone is None else check_lossless(served.engine.outputs, target.decoder, prompts, alone),
+        lossless=None if alone is None else check_lossless(served.engine.served, target.decoder, prompts, alone),
     )
 
 
@@ -349,8 +366,7 @@ def of_rounds(sample: Sample, rounds: Sequence[int]) -> Sample:
 def points_to_measure(plan: ValidationPlan, plans: Sequence[ProfilePlan]) -> list[MeasuredPoint]:
     """What prices the cases: the modes that run, at the requests that are served."""
     points = [point for each in plans for point in each.points() if is_priced(point, each.capture_sizes[-1])]
-    served = {*plan.concurrencies}
-    return list(dict.fromkeys(p for p in points if p.model == "draft-prefill" or p.shape.num_reqs in served))
+    return list(dict.fromkeys(points))
 
 
 def is_priced(point: MeasuredPoint, capture_limit: int) -> bool:
@@ -366,6 +382,7 @@ def profile_plan(plan: ValidationPlan, context_len: int) -> ProfilePlan:
         max_num_batched_tokens=plan.max_num_batched_tokens,
         context_len=context_len,
         # Requests of a batch differ in length, and a budget makes their queries differ as well.
+        num_reqs=tuple(sorted({*plan.concurrencies})),
         lengths=("spread", "ragged") if any(policy.has_budget for policy in plan.policies) else ("spread",),
     )
 
@@ -383,6 +400,33 @@ def context_lens(trace: Trace, target: LoadedModel, draft: LoadedModel, plan: Va
         )
     lens = {max(FEED_LEN, min(most, int(length))) for length in np.percentile(in_cache, (10, 90))}
     return sorted(lens)
+
+
+def require_imposable(target: LoadedModel, draft: LoadedModel, trace: Trace, plan: ValidationPlan) -> None:
+    """Refuses a trace that this pair cannot be served under, before anything is measured."""
+    configs = [model.decoder.config for model in (target, draft)]
+    longest = int((trace.prompt_len + trace.output_len).max()) + plan.num_speculative_tokens + 1
+    positions = min(config.max_position_embeddings for config in configs)
+    if configs[0].vocab_size != configs[1].vocab_size:
+        raise ConfigError(
+            f"the models know {configs[0].vocab_size} and {configs[1].vocab_size} tokens",
+            "use a pair of one vocabulary",
+        )
+    if longest > positions:
+        raise ConfigError(
+            f"the trace's longest request, with its drafts, has {longest} tokens, and the models {positions} positions",
+            "impose a trace of shorter requests, or use models with more positions",
+        )
+    if trace.num_speculative_tokens < plan.num_speculative_tokens:
+        raise ConfigError(
+            f"the trace holds {trace.num_speculative_tokens} drafts a position, and K is {plan.num_speculative_tokens}",
+            f"pass -k {trace.num_speculative_tokens} or less",
+        )
+    if trace.confidence is None and any(policy.needs_confidence for policy in plan.policies):
+        raise ConfigError(
+            "policy adaptive needs confidences, and the trace to impose holds outcomes only",
+            "name other policies, or impose a trace with confidences",
+        )
 
 
 def random_prompts(target: LoadedModel, trace: Trace, seed: int) -> list[list[int]]:
