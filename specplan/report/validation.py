@@ -46,7 +46,7 @@ def verdict_sentence(validation: Validation) -> str:
     """Where predictions hold, what a gain has to exceed to be acted on, and first of all whether to rely on it."""
     levels = judge_levels(validation)
     clauses = [*_holds(levels), *_picks(validation, levels)]
-    largest = max(level.median_error for level in levels)
+    largest = max(level.gain_error for level in levels)
     clauses.append(f"do not act on a predicted gain of less than {max(largest, _LEAST_GAIN):.1%}")
     advice = f"{'; '.join(clauses)}."
     if reasons := _reasons_to_wait(validation):

@@ -55,6 +55,7 @@ class LevelVerdict:
     concurrency: int
     median_error: float  # of |error|
     bias: float  # the median error with its sign; above 0 the engine is slower than predicted
+    gain_error: float  # of the gain of one policy over another, the largest: two errors of one sign cancel in it
     spread: float  # the median of the policies' own
     main_source: Source  # of the largest share of their errors
     main_share: float
@@ -135,6 +136,7 @@ def _judge(validation: Validation, concurrency: int) -> LevelVerdict:
         concurrency=concurrency,
         median_error=validation.median_error(concurrency),
         bias=float(np.median([case.error for case in cases])),
+        gain_error=_gain_error(cases),
         spread=float(np.median([case.spread for case in cases])),
         main_source=main_source,
         main_share=errors[main_source] / total if total else 0.0,
@@ -142,6 +144,13 @@ def _judge(validation: Validation, concurrency: int) -> LevelVerdict:
         measured_fastest=measured.policy,
         pick_loss=1 - predicted.measured_tokens_per_s / measured.measured_tokens_per_s,
     )
+
+
+def _gain_error(cases: list[CaseValidation]) -> float:
+    """(1 + e_a) / (1 + e_b) - 1 is how far the ratio of two policies' tokens/s is off; alone a policy has its own e."""
+    if len(cases) == 1:
+        return abs(cases[0].error)
+    return max(abs((1 + one.error) / (1 + other.error) - 1) for one in cases for other in cases)
 
 
 def _size_error(case: CaseValidation) -> float:

@@ -258,7 +258,7 @@ def test_a_profile_of_captured_and_eager_steps(cuda: torch.device, tmp_path: Pat
         context_len=64,
         layouts=get_args(Layout),
     )
-    profile = profile_pair(model, model, plan, StoppingRule(min_busy_s=0.0, time_budget_s=20))
+    profile = profile_pair(model, model, plan, StoppingRule(min_busy_s=0.0, time_budget_s=60))
     assert profile.complete
     assert profile.environment.graph_kind == "cuda-graph"
     assert profile.environment.sm_count

@@ -129,6 +129,12 @@ class TestLevels:
         assert first.spread == pytest.approx(0.01)
         assert second.median_error == pytest.approx(0.5)
 
+    def test_errors_of_one_sign_cancel_in_a_gain(self) -> None:
+        same, apart = [case("none", 0.1), case("fixed:1", 0.1)], [case("none", -0.1), case("fixed:1", 0.2)]
+        assert judge_levels(validation(*same))[0].gain_error == pytest.approx(0.0)
+        assert judge_levels(validation(*apart))[0].gain_error == pytest.approx(1.2 / 0.9 - 1)
+        assert judge_levels(validation(case("none", -0.1)))[0].gain_error == pytest.approx(0.1)
+
     def test_the_sign_is_kept_apart(self) -> None:
         (level,) = judge_levels(validation(case("none", -0.2), case("fixed:1", -0.1), case("adaptive", 0.3)))
         assert level.median_error == pytest.approx(0.2)
