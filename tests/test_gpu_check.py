@@ -112,3 +112,20 @@ def test_a_missing_gpu_is_a_failure_unless_it_is_a_rehearsal(tmp_path: Path) -> 
     )
     assert done.returncode == 1
     assert "SPECPLAN_REQUIRE_CUDA=1, and torch finds no CUDA device" in done.stdout
+
+
+def test_without_a_gpu_it_says_so_at_once(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = subprocess.run(
+        [sys.executable, "tests/gpu/check.py", "--out", str(tmp_path / "results")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert done.stderr.splitlines()[0] == "error: torch finds no CUDA device"
+    assert not (tmp_path / "results").exists()

@@ -43,7 +43,8 @@ def gain_over(policy: PolicyReplays, other: PolicyReplays, cost_error: float = 0
         return Gain(estimate=estimate, interval=None)
     ratios = [tokens_per_s(a) / tokens_per_s(b) for a, b in zip(policy.resampled, other.resampled, strict=True)]
     low, high = np.quantile(np.array(ratios), [0.025, 0.975])
-    return Gain(estimate=estimate, interval=(float(low * (1 - cost_error) - 1), float(high * (1 + cost_error) - 1)))
+    least = low * max(1 - cost_error, 0.0)  # no speed is below 0
+    return Gain(estimate=estimate, interval=(float(least - 1), float(high * (1 + cost_error) - 1)))
 
 
 def policy_result(

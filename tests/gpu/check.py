@@ -37,6 +37,12 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with the embedded pair, in a minute")
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all phases together")
     options = parser.parse_args()
+    if not options.rehearse and not has_cuda():
+        print("error: torch finds no CUDA device", file=sys.stderr)
+        print(
+            "hint: --rehearse runs the same on a CPU: python tests/gpu/check.py --rehearse --out DIR", file=sys.stderr
+        )
+        return 5
     options.out.mkdir(parents=True, exist_ok=True)
     start_s = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -66,6 +72,12 @@ def seconds_for(name: str, total_s: float, *, left_s: float) -> float:
     later = PHASES[PHASES.index(name) + 1 :]
     spare_s = left_s - scale * sum(LEAST_S.get(other, 0.0) for other in later)
     return min(max(spare_s, min(left_s, scale * LEAST_S.get(name, 0.0))), scale * MOST_S.get(name, TOTAL_S))
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def command_of(name: str, out: Path, seconds: float, *, rehearse: bool) -> list[str]:

@@ -51,6 +51,8 @@ def test_the_error_of_the_costs_widens_the_interval() -> None:
     gain = gain_over(replays("fixed:3", [110, 165, 220]), base, cost_error=0.2)
     assert gain.interval == pytest.approx((1.1 * 0.8 - 1, 1.1 * 1.2 - 1))
     assert gain.verdict == "too close to call"
+    hopeless = gain_over(replays("fixed:3", [110, 165, 220]), base, cost_error=2.4).interval
+    assert hopeless == pytest.approx((-1.0, 1.1 * 3.4 - 1))  # no speed is below 0
 
 
 def test_the_interval_is_the_middle_95_percent() -> None:
