@@ -22,6 +22,7 @@ __all__ = [
     "profiled_shapes",
     "ragged_query_lens",
     "request_grid",
+    "require_ascending",
     "spread_context_lens",
     "tail_sizes",
 ]
@@ -106,6 +107,15 @@ def request_grid(max_num_seqs: int) -> tuple[int, ...]:
     return tuple(sorted(powers | {max_num_seqs}))
 
 
+def require_ascending(capture_sizes: Sequence[int]) -> None:
+    """Refuses capture sizes that are none, or not ascending and distinct."""
+    if not capture_sizes or list(capture_sizes) != sorted(set(capture_sizes)):
+        raise ConfigError(
+            f"capture sizes {list(capture_sizes)} are not one or more, ascending and distinct",
+            "list each size once, the smallest first",
+        )
+
+
 def profiled_shapes(
     *,
     max_num_seqs: int,
@@ -120,11 +130,7 @@ def profiled_shapes(
     A batch of n requests runs the captured sizes from n to n (1 + K). The most requests run the larger ones too, for a
     step that carries a prefill reaches every captured size, and they run the tail.
     """
-    if not capture_sizes or list(capture_sizes) != sorted(set(capture_sizes)):
-        raise ConfigError(
-            f"capture sizes {list(capture_sizes)} are not one or more, ascending and distinct",
-            "list each size once, the smallest first",
-        )
+    require_ascending(capture_sizes)
     pairs = []
     for count in num_reqs or request_grid(max_num_seqs):
         most = capture_sizes[-1] if count == max_num_seqs else count * (1 + num_speculative_tokens)

@@ -20,8 +20,7 @@ class ImposedOutcomes:
                 f"the trace to impose is {trace.metadata.kind}, expected a dense one",
                 "record one with `specplan record`",
             )
-        begins = trace.row_start[:-1]
-        self._first_row = begins + 1 - trace.position[begins]  # where position 1 is; a recorder writes position 0 too
+        self._first_row = trace.first_row
         self._end_row = trace.row_start[1:]
         self._accepted_len = trace.accepted_len
         self._confidence = trace.confidence

@@ -68,11 +68,6 @@ class EngineStep:
     admitted: tuple[int, ...]
     accepted: tuple[int, ...]
     num_output_tokens: int
-    num_finished: int
-
-    @property
-    def draft_budget(self) -> int:
-        return sum(self.admitted)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -156,13 +151,16 @@ class Engine:
         self.verifier = self._new_verifier() if case.policy.has_budget else None
         self.conversations: dict[RunningRequest, Conversation] = {}
         self.free_slots = list(range(case.concurrency))
-        self.outputs: dict[int, list[int]] = {}  # of each prompt that has been served, the first time
         self.served: list[tuple[int, list[int]]] = []  # every prompt served, as often as it was, and its output
-        self.num_finished = 0
+
+    @property
+    def outputs(self) -> dict[int, list[int]]:
+        """Of each prompt that has been served, the first time."""
+        return dict(reversed(self.served))
 
     @property
     def is_done(self) -> bool:
-        return self.num_finished >= num_to_finish(len(self.prompts), self.case.concurrency)
+        return len(self.served) >= num_to_finish(len(self.prompts), self.case.concurrency)
 
     def steps(self) -> Iterator[EngineStep]:
         """Runs the loop to its end."""
@@ -215,9 +213,9 @@ class Engine:
         self.on_phase("record")
         if self.verifier is not None:
             self.verifier.record_confidences(batch, self._confidences(requests, k))
-        finished = [request for request in self.loop.running if request.is_finished]
-        for request in finished:
-            self._retire(request)
+        for request in self.loop.running:
+            if request.is_finished:
+                self._retire(request)
         return EngineStep(
             num_reqs=step.num_reqs,
             num_prompt_tokens=sum(chunks.values()),
@@ -231,7 +229,6 @@ class Engine:
             admitted=tuple(admitted),
             accepted=tuple(counts),
             num_output_tokens=num_output_tokens,
-            num_finished=len(finished),
         )
 
     def _seat(self, request: RunningRequest) -> None:
@@ -246,10 +243,7 @@ class Engine:
     def _retire(self, request: RunningRequest) -> None:
         conversation = self.conversations.pop(request)
         self.free_slots.append(conversation.slot)
-        output = conversation.tokens[request.prompt_len :]
-        self.outputs.setdefault(request.request, output)
-        self.served.append((request.request, output))
-        self.num_finished += 1
+        self.served.append((request.request, conversation.tokens[request.prompt_len :]))
 
     def _batch(self, step: ScheduledStep, requests: Sequence[RunningRequest]) -> VerifyBatch:
         """The step as the verifier is told of it, in order of admission: ties between drafts are broken by it."""

@@ -95,6 +95,12 @@ class Trace:
         """Rows row_start[r] to row_start[r + 1] are those of request r."""
         return np.searchsorted(self.request, np.arange(self.num_requests + 1)).astype(np.int64)
 
+    @cached_property
+    def first_row(self) -> NDArray[np.int64]:  # [num_requests]
+        """Where position 1 of each request is, or would be: a recorder writes position 0 too."""
+        begins = self.row_start[:-1]
+        return begins + 1 - self.position[begins]
+
     def _check_arrays(self) -> None:
         num_rows, num_requests = len(self.request), len(self.output_len)
         if num_rows == 0:

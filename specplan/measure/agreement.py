@@ -93,9 +93,8 @@ def describe(step: EngineStep | StepRecord, row: int | None) -> str:
 
 def confidence_difference(trace: Trace, request: int, emitted: int, confidence: Sequence[float]) -> float | None:
     """The largest, of the drafts after `emitted` tokens; None where the trace ends before, or holds none."""
-    begin, end = (int(row) for row in trace.row_start[request : request + 2])
-    row = begin + emitted - int(trace.position[begin])
-    if trace.confidence is None or not confidence or row >= end:
+    row = int(trace.first_row[request]) + emitted - 1
+    if trace.confidence is None or not confidence or row >= trace.row_start[request + 1]:
         return None
     recorded = trace.confidence[row, : len(confidence)]
     return float(np.abs(recorded - np.array(confidence, dtype=np.float32)).max())

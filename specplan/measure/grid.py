@@ -16,6 +16,7 @@ from specplan.shapes import (
     padded_size,
     profiled_shapes,
     request_grid,
+    require_ascending,
 )
 
 __all__ = ["MeasuredPoint", "ProfilePlan"]
@@ -61,11 +62,7 @@ class ProfilePlan:
             if value < least:
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{name} is {value}, expected at least {least}", f"pass {option} {least} or more")
-        if not self.capture_sizes or list(self.capture_sizes) != sorted(set(self.capture_sizes)):
-            raise ConfigError(
-                f"capture sizes {list(self.capture_sizes)} are not ascending and distinct",
-                "list each size once, the smallest first",
-            )
+        require_ascending(self.capture_sizes)
         if "multi-query" not in self.layouts or len(set(self.layouts)) < len(self.layouts):
             raise ConfigError(
                 f"layouts {', '.join(self.layouts) or 'none'}: expected multi-query, which tables price, and each once",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -16,7 +15,16 @@ from specplan.files.validation import Part, PartError, SizeError
 from specplan.simulation.prices import StepPrices, VerifyPrices
 from specplan.simulation.replay import ReplayCase, StepRecord, Workload, replay_steps
 
-__all__ = ["HOST_PHASES", "Prediction", "TimedStep", "part_errors", "size_errors", "step_errors"]
+__all__ = [
+    "HOST_PHASES",
+    "Prediction",
+    "TimedStep",
+    "part_errors",
+    "replay_case",
+    "size_errors",
+    "step_errors",
+    "step_prices",
+]
 
 HOST_PHASES: Final = ("schedule", "plan", "layout", "commit", "record")
 PHASES_OF: Final[dict[Part, tuple[str, ...]]] = {
@@ -42,69 +50,56 @@ class TimedStep:
         return sum(self.phases_ms.get(phase, 0.0) for phase in phases)
 
 
-@dataclass(frozen=True, eq=False)
+def replay_case(trace: Trace, case: ServingCase, planner: CostTables) -> list[StepRecord]:
+    """The case as the simulator replays it, with confidences as recorded: nothing is calibrated in the engine.
+
+    What is decided hangs on the planner's tables alone, not on what its steps are charged.
+    """
+    prices = step_prices(case, planner)
+    replay = ReplayCase.of_policy(
+        case.policy,
+        workload=Workload.from_trace(trace),
+        concurrency=case.concurrency,
+        max_num_batched_tokens=case.max_num_batched_tokens,
+        num_speculative_tokens=case.num_speculative_tokens,
+        confidence=trace.confidence,
+        lag=case.lag,
+        prices=prices,
+        planner_prices=prices,
+    )
+    return list(replay_steps(replay, replay.closed_loop(np.arange(trace.num_requests, dtype=np.int64))))
+
+
+def step_prices(case: ServingCase, tables: CostTables) -> StepPrices:
+    verify = VerifyPrices.from_tables(tables, max_num_reqs=case.concurrency, max_num_tokens=case.max_num_batched_tokens)
+    return StepPrices.from_tables(
+        verify, tables, policy=case.policy, num_speculative_tokens=case.num_speculative_tokens
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prediction:
-    """One case as the simulator replays it, deciding by `planner` and charged by `tables`."""
+    """One case's replay, its steps charged by `prices`."""
 
-    trace: Trace
-    case: ServingCase
-    planner: CostTables
-    tables: CostTables
-
-    def prices(self, tables: CostTables) -> StepPrices:
-        verify = VerifyPrices.from_tables(
-            tables, max_num_reqs=self.case.concurrency, max_num_tokens=self.case.max_num_batched_tokens
-        )
-        return StepPrices.from_tables(
-            verify, tables, policy=self.case.policy, num_speculative_tokens=self.case.num_speculative_tokens
-        )
-
-    @cached_property
-    def charged(self) -> StepPrices:
-        return self.prices(self.tables)
-
-    @cached_property
-    def records(self) -> list[StepRecord]:
-        """The replay's steps, with confidences as recorded: nothing is calibrated in the engine."""
-        kind, most = self.case.policy.kind, self.case.policy.num_drafts(self.case.num_speculative_tokens)
-        begins = self.trace.row_start[:-1]
-        outcome = (np.arange(most) < self.trace.accepted_len[:, None]).astype(np.float32)
-        confidence = None if self.trace.confidence is None else np.ascontiguousarray(self.trace.confidence[:, :most])
-        replay = ReplayCase(
-            workload=Workload(
-                accepted_len=self.trace.accepted_len,
-                first_row=begins + 1 - self.trace.position[begins],
-                prompt_len=self.trace.prompt_len,
-                output_len=self.trace.output_len,
-            ),
-            concurrency=self.case.concurrency,
-            max_num_batched_tokens=self.case.max_num_batched_tokens,
-            num_drafts=most,
-            is_ema=kind == "ema",
-            confidence={"adaptive": confidence, "oracle": outcome}.get(kind),
-            lag=0 if kind == "oracle" else self.case.lag,
-            prices=self.charged,
-            planner_prices=self.prices(self.planner),
-        )
-        return list(replay_steps(replay, replay.closed_loop(np.arange(self.trace.num_requests, dtype=np.int64))))
+    records: Sequence[StepRecord]
+    prices: StepPrices
 
     def tokens_per_s(self, places: Sequence[int]) -> float:
         """Over the steps at these places of the loop: those that were measured. The replay may be a little shorter."""
         records = [self.records[place] for place in places if place < len(self.records)]
-        return sum(record.num_output_tokens for record in records) / sum(record.cost_ms for record in records) * 1e3
+        return sum(record.num_output_tokens for record in records) / sum(map(self.step_ms, records)) * 1e3
 
-    def parts_ms(self, step: EngineStep) -> dict[Part, float]:
-        """What each part of a step that the engine took should have cost."""
-        prices = self.charged
-        verify_ms = prices.verify.row(step.num_reqs, step.mean_context_len)[step.num_tokens]
+    def parts_ms(self, step: EngineStep | StepRecord) -> dict[Part, float]:
+        """What each part of a step should cost, of the replay or of the engine."""
+        verify_ms = self.prices.verify.row(step.num_reqs, step.mean_context_len)[step.num_tokens]
         return {
             "verify": float(verify_ms),
-            "draft": float(prices.draft_ms[step.k, step.num_reqs]),
-            "draft-prefill": float(prices.draft_prefill_ms[step.num_prompt_tokens]),
-            "host": float(prices.overhead_ms[step.num_reqs]),
+            "draft": float(self.prices.draft_ms[step.k, step.num_reqs]),
+            "draft-prefill": float(self.prices.draft_prefill_ms[step.num_prompt_tokens]),
+            "host": float(self.prices.overhead_ms[step.num_reqs]),
         }
 
-    def step_ms(self, step: EngineStep) -> float:
+    def step_ms(self, step: EngineStep | StepRecord) -> float:
         return sum(self.parts_ms(step).values())
 
 

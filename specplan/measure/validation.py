@@ -26,13 +26,23 @@ from specplan.measure.agreement import check_lossless, compare_decisions
 from specplan.measure.environment import describe_environment
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.measure.phases import PhaseClock
-from specplan.measure.prediction import HOST_PHASES, Prediction, TimedStep, part_errors, size_errors, step_errors
+from specplan.measure.prediction import (
+    HOST_PHASES,
+    Prediction,
+    TimedStep,
+    part_errors,
+    replay_case,
+    size_errors,
+    step_errors,
+    step_prices,
+)
 from specplan.measure.profiling import assemble_profile, model_info
 from specplan.measure.steps import StepFactory
 from specplan.measure.sweep import StoppingRule, Sweep
 from specplan.models import LoadedModel
 from specplan.planning import Policy
 from specplan.shapes import CONTEXT_SPREAD, Lengths
+from specplan.simulation.replay import StepRecord
 from specplan.simulation.verdicts import FEWEST_ROUNDS
 
 __all__ = ["ValidationPlan", "validate_pair"]
@@ -93,6 +103,7 @@ class Served:
     """One policy at one concurrency, and the steps it has taken so far."""
 
     case: ServingCase
+    planned: list[StepRecord]  # what the simulator does
     engine: Engine
     clock: PhaseClock
     steps_per_round: int
@@ -107,6 +118,9 @@ class Served:
         """Of full batches where there are any: the odd step of fewer requests is no basis for a price."""
         timed = [timed for timed in self.steps if timed.is_calibration]
         return [timed for timed in timed if timed.step.num_reqs == self.case.concurrency] or timed
+
+    def predict(self, tables: CostTables) -> Prediction:
+        return Prediction(records=self.planned, prices=step_prices(self.case, tables))
 
     def run_round(self, number: int) -> None:
         gc.collect()
@@ -233,8 +247,9 @@ def validate_pair(
         cases=[
             compare(
                 served,
-                Prediction(trace, served.case, planner, tables_of(policy, every_round)),
-                [Prediction(trace, served.case, planner, tables_of(policy, (number,))) for number in every_round],
+                served.predict(tables_of(policy, every_round)),
+                [served.predict(tables_of(policy, (number,))) for number in every_round],
+                trace,
                 target,
                 prompts,
                 alone,
@@ -280,20 +295,21 @@ def serve(
         oracle=ImposedOutcomes(trace),
         on_phase=clock,
     )
-    expected = len(Prediction(trace, case, planner, planner).records)
-    steps_per_round = -(-expected // plan.num_rounds)
+    planned = replay_case(trace, case, planner)
+    steps_per_round = -(-len(planned) // plan.num_rounds)
     if steps_per_round < FEWEST_STEPS:
         raise ConfigError(
-            f"{policy.name} at {concurrency} takes {expected} steps, too few for {plan.num_rounds} rounds",
+            f"{policy.name} at {concurrency} takes {len(planned)} steps, too few for {plan.num_rounds} rounds",
             "serve more or longer outputs (--max-output-tokens), or run fewer --rounds",
         )
-    return Served(case=case, engine=engine, clock=clock, steps_per_round=steps_per_round)
+    return Served(case=case, planned=planned, engine=engine, clock=clock, steps_per_round=steps_per_round)
 
 
 def compare(
     served: Served,
     prediction: Prediction,
     by_round: Sequence[Prediction],
+    trace: Trace,
     target: LoadedModel,
     prompts: Sequence[Sequence[int]],
     alone: Sequence[Sequence[int]] | None,
@@ -319,7 +335,7 @@ def compare(
         step_bias=float(errors.mean()),
         parts=part_errors(prediction, measured),
         sizes=size_errors(prediction, measured),
-        decisions=compare_decisions(steps, prediction.records, prediction.trace, target.decoder, prompts, alone),
+        decisions=compare_decisions(steps, served.planned, trace, target.decoder, prompts, alone),
         lossless=None if alone is None else check_lossless(served.engine.served, target.decoder, prompts, alone),
     )
 

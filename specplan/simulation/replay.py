@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specplan.planning import EmaController, admit_by_survival, choose_draft_budget, survival_probability
+from specplan.planning import EmaController, Policy, admit_by_survival, choose_draft_budget, survival_probability
 from specplan.simulation.prices import StepPrices
 from specplan.simulation.scheduler import ClosedLoop, RunningRequest, ScheduledStep, num_to_finish
+
+if TYPE_CHECKING:
+    from specplan.files.trace import Trace
 
 __all__ = ["ReplayCase", "ReplayTotals", "StepRecord", "Workload", "replay", "replay_steps"]
 
@@ -24,6 +28,15 @@ class Workload:
     first_row: NDArray[np.int64]  # [num_requests]; where position 1 of each request is (or would be)
     prompt_len: NDArray[np.int32]  # [num_requests]
     output_len: NDArray[np.int32]  # [num_requests]
+
+    @classmethod
+    def from_trace(cls, trace: Trace) -> Workload:
+        return cls(
+            accepted_len=trace.accepted_len.copy(),  # Parquet's is read-only, which numba would compile for once more
+            first_row=trace.first_row,
+            prompt_len=trace.prompt_len,
+            output_len=trace.output_len,
+        )
 
     @property
     def num_requests(self) -> int:
@@ -43,6 +56,38 @@ class ReplayCase:
     lag: int
     prices: StepPrices  # what a step is charged
     planner_prices: StepPrices  # what a budget believes
+
+    @classmethod
+    def of_policy(
+        cls,
+        policy: Policy,
+        *,
+        workload: Workload,
+        concurrency: int,
+        max_num_batched_tokens: int,
+        num_speculative_tokens: int,
+        confidence: NDArray[np.float32] | None,  # [rows, >= K]; read by `adaptive` alone
+        lag: int,
+        prices: StepPrices,
+        planner_prices: StepPrices,
+    ) -> ReplayCase:
+        """A policy where K drafts are configured. An oracle reads outcomes in place of confidences, and never late."""
+        num_drafts = policy.num_drafts(num_speculative_tokens)
+        if policy.kind == "oracle":
+            confidence = (np.arange(num_drafts) < workload.accepted_len[:, None]).astype(np.float32)
+        elif confidence is not None:
+            confidence = np.ascontiguousarray(confidence[:, :num_drafts]) if policy.needs_confidence else None
+        return cls(
+            workload=workload,
+            concurrency=concurrency,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_drafts=num_drafts,
+            is_ema=policy.kind == "ema",
+            confidence=confidence,
+            lag=0 if policy.kind == "oracle" else lag,
+            prices=prices,
+            planner_prices=planner_prices,
+        )
 
     @cached_property
     def survival(self) -> NDArray[np.float32]:  # [rows, num_drafts]
@@ -72,6 +117,9 @@ class StepRecord:
     num_reqs: int
     num_sampling: int
     num_tokens: int
+    num_prompt_tokens: int
+    mean_context_len: float  # over the requests of the step, before it ran
+    k: int  # drafts proposed per request, for the next step
     num_output_tokens: int
     num_verify_outputs: int  # of which from verifying requests
     cost_ms: float
@@ -191,6 +239,9 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
             num_reqs=step.num_reqs,
             num_sampling=step.num_sampling,
             num_tokens=num_tokens,
+            num_prompt_tokens=step.num_prompt_tokens,
+            mean_context_len=step.mean_context_len,
+            k=k,
             num_output_tokens=num_verify_outputs + len(step.completing),
             num_verify_outputs=num_verify_outputs,
             cost_ms=cost_ms,

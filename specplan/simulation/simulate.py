@@ -61,7 +61,7 @@ def simulate(
     levels = sorted({int(concurrency) for concurrency in concurrencies})
     _check(trace, compared, levels, num_drafts, lag, calibration, num_resamples)
     signals = _signals(trace, compared, num_drafts, calibration)
-    workload = _workload(trace)
+    workload = Workload.from_trace(trace)
     planner = tables if planner_tables is None else planner_tables
     max_tokens = _step_tokens(max_num_batched_tokens, tables, planner)
     charged = VerifyPrices.from_tables(tables, max_num_reqs=levels[-1], max_num_tokens=max_tokens)
@@ -72,14 +72,14 @@ def simulate(
     )
 
     def case(policy: Policy, concurrency: int) -> ReplayCase:
-        return ReplayCase(
+        return ReplayCase.of_policy(
+            policy,
             workload=workload,
             concurrency=concurrency,
             max_num_batched_tokens=max_tokens,
-            num_drafts=policy.num_drafts(num_drafts),
-            is_ema=policy.kind == "ema",
-            confidence=signals.of(policy),
-            lag=0 if policy.kind == "oracle" else lag,
+            num_speculative_tokens=num_drafts,
+            confidence=signals.confidence,
+            lag=lag,
             prices=StepPrices.from_tables(charged, tables, policy=policy, num_speculative_tokens=num_drafts),
             planner_prices=StepPrices.from_tables(believed, planner, policy=policy, num_speculative_tokens=num_drafts),
         )
@@ -124,41 +124,24 @@ class _Signals:
 
     confidence: NDArray[np.float32] | None  # [rows, k]; None where no policy needs it
     report: CalibrationReport | None
-    outcome: NDArray[np.float32]  # [rows, k], 1 where the draft is accepted
-
-    def of(self, policy: Policy) -> NDArray[np.float32] | None:
-        if policy.kind == "oracle":
-            return self.outcome
-        return self.confidence if policy.kind == "adaptive" else None
 
 
 def _signals(trace: Trace, policies: Sequence[Policy], k: int, calibration: CalibrationMode) -> _Signals:
-    outcome = (np.arange(k) < trace.accepted_len[:, None]).astype(np.float32)
     if trace.confidence is None or not any(policy.needs_confidence for policy in policies):
-        return _Signals(confidence=None, report=None, outcome=outcome)
+        return _Signals(confidence=None, report=None)
     raw = np.ascontiguousarray(trace.confidence[:, :k])
     if calibration == "off":
-        return _Signals(confidence=raw, report=None, outcome=outcome)
+        return _Signals(confidence=raw, report=None)
     fitted = cross_fit_confidence(
         raw, np.minimum(trace.accepted_len, k), np.minimum(trace.verified_len, k), trace.request
     )
-    return _Signals(confidence=fitted.confidence, report=fitted.report, outcome=outcome)
+    return _Signals(confidence=fitted.confidence, report=fitted.report)
 
 
 def _policies(policies: Sequence[Policy | str]) -> list[Policy]:
     """As asked for, each once, and `none` first where it was not asked for: it is what gains are measured against."""
     parsed = [parse_policy(policy) if isinstance(policy, str) else policy for policy in policies]
     return list(dict.fromkeys(parsed if _NONE in parsed else [_NONE, *parsed]))
-
-
-def _workload(trace: Trace) -> Workload:
-    begins = trace.row_start[:-1]
-    return Workload(
-        accepted_len=trace.accepted_len.copy(),  # Parquet's is read-only, which numba would compile for once more
-        first_row=begins + 1 - trace.position[begins],  # a recorder writes position 0 too
-        prompt_len=trace.prompt_len,
-        output_len=trace.output_len,
-    )
 
 
 def _step_tokens(asked: int | None, tables: CostTables, planner: CostTables) -> int:

@@ -103,25 +103,17 @@ def record(target: Decoder, draft: Decoder, prompts: Sequence[Sequence[int]], eo
 
 def replayed(trace: Trace, case: ServingCase) -> list[StepRecord]:
     """What the simulator does with the same policy, tables and lag."""
-    begins = trace.row_start[:-1]
-    outcome = (np.arange(K) < trace.accepted_len[:, None]).astype(np.float32)
-    signals = {"adaptive": trace.confidence, "oracle": outcome}
     tables = make_tables()
     verify = VerifyPrices.from_tables(tables, max_num_reqs=8, max_num_tokens=64)
     prices = StepPrices.from_tables(verify, tables, policy=case.policy, num_speculative_tokens=K)
-    replay = ReplayCase(
-        workload=Workload(
-            accepted_len=trace.accepted_len,
-            first_row=begins + 1 - trace.position[begins],
-            prompt_len=trace.prompt_len,
-            output_len=trace.output_len,
-        ),
+    replay = ReplayCase.of_policy(
+        case.policy,
+        workload=Workload.from_trace(trace),
         concurrency=case.concurrency,
         max_num_batched_tokens=case.max_num_batched_tokens,
-        num_drafts=case.policy.num_drafts(K),
-        is_ema=case.policy.kind == "ema",
-        confidence=signals.get(case.policy.kind),
-        lag=0 if case.policy.kind == "oracle" else case.lag,
+        num_speculative_tokens=K,
+        confidence=trace.confidence,
+        lag=case.lag,
         prices=prices,
         planner_prices=prices,
     )

@@ -17,7 +17,7 @@ from specplan.engine import Engine, EngineStep, ImposedOutcomes, ServingCase, de
 from specplan.engine.static import Capture
 from specplan.files import CostTables, Trace, TraceMetadata
 from specplan.measure.agreement import check_lossless
-from specplan.measure.prediction import Prediction
+from specplan.measure.prediction import replay_case
 from specplan.models import Decoder, DecoderConfig
 from specplan.planning import parse_policy
 from specplan.shapes import request_grid
@@ -148,7 +148,7 @@ def test_greedy_output_is_what_the_target_says_alone(
     with caplog.at_level(logging.WARNING, logger="specplan"):
         engine = Engine(*pair, prompts, case, max_output_tokens=OUTPUT)
     steps = list(engine.steps())
-    found = check_lossless(engine.outputs, pair[0], prompts, decode_alone(pair[0], prompts, OUTPUT))
+    found = check_lossless(list(engine.outputs.items()), pair[0], prompts, decode_alone(pair[0], prompts, OUTPUT))
     record_property("ties", found.num_ties)
     assert found.num_outputs == len(prompts)
     assert found.num_wrong == 0
@@ -170,8 +170,7 @@ def test_greedy_output_is_what_the_target_says_alone(
 def test_imposed_outcomes_give_the_simulators_decisions(cuda: torch.device, policy: str, concurrency: int) -> None:
     trace, case = random_trace(), make_case(policy, concurrency)
     engine = Engine(*make_pair(cuda), make_prompts(), case, max_output_tokens=OUTPUT, imposed=ImposedOutcomes(trace))
-    tables = make_tables()
-    assert decisions(list(engine.steps())) == decisions(Prediction(trace, case, tables, tables).records)
+    assert decisions(list(engine.steps())) == decisions(replay_case(trace, case, make_tables()))
 
 
 def test_steps_without_prompt_tokens_are_replayed_and_so_is_the_drafter(cuda: torch.device) -> None:
@@ -200,6 +199,6 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_and_the_others_replay(
     assert sorted(static.verify_steps) == [1, 2, 4, 8, 16]
     for _ in engine.steps():
         pass
-    found = check_lossless(engine.outputs, pair[0], prompts, decode_alone(pair[0], prompts, OUTPUT))
+    found = check_lossless(list(engine.outputs.items()), pair[0], prompts, decode_alone(pair[0], prompts, OUTPUT))
     assert found.num_wrong == 0
     assert capture.num_replays > 0

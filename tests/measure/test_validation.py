@@ -18,7 +18,15 @@ from specplan.files import CostTables, Trace, Validation
 from specplan.measure import ValidationPlan, validate_pair
 from specplan.measure.agreement import check_lossless, compare_decisions, confidence_difference, dense_logits
 from specplan.measure.phases import PhaseClock
-from specplan.measure.prediction import Prediction, TimedStep, part_errors, size_errors, step_errors
+from specplan.measure.prediction import (
+    Prediction,
+    TimedStep,
+    part_errors,
+    replay_case,
+    size_errors,
+    step_errors,
+    step_prices,
+)
 from specplan.measure.validation import host_samples, of_rounds, points_to_measure, profile_plan
 from specplan.models import Decoder, DecoderConfig, LoadedModel, load_model
 from specplan.planning import parse_policy
@@ -180,7 +188,6 @@ def make_step(**changes: Any) -> EngineStep:
         "admitted": (1, 1),
         "accepted": (1, 0),
         "num_output_tokens": 3,
-        "num_finished": 0,
     }
     return EngineStep(**(fields | changes))
 
@@ -202,7 +209,7 @@ def predict(trace: Trace, policy: str = "fixed:2") -> Prediction:
         max_num_batched_tokens=32,
         tables=make_tables(),
     )
-    return Prediction(trace, case, make_tables(), make_tables())
+    return Prediction(records=replay_case(trace, case, make_tables()), prices=step_prices(case, make_tables()))
 
 
 def test_errors_by_hand(trace: Trace) -> None:
