@@ -3,7 +3,8 @@
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.measure.profiling import profile_pair
 from specplan.measure.sweep import StoppingRule, SweepProgress
-from specplan.measure.validation import ValidationPlan, validate_pair
+from specplan.measure.validation import validate_pair
+from specplan.measure.validation_plan import ValidationPlan
 
 __all__ = [
     "MeasuredPoint",

@@ -27,7 +27,8 @@ from specplan.measure.prediction import (
     step_errors,
     step_prices,
 )
-from specplan.measure.validation import host_samples, of_rounds, points_to_measure, profile_plan
+from specplan.measure.validation import host_samples, of_rounds
+from specplan.measure.validation_plan import points_to_measure, profile_plan
 from specplan.models import Decoder, DecoderConfig, LoadedModel, load_model
 from specplan.planning import parse_policy
 
