@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from builders import make_validation
 from typer.testing import Result
 
 import specplan.measure
-from specplan.files import Environment, ModelInfo, Trace, Validation
+from specplan.files import Trace, Validation
 from specplan.files.validation import CaseValidation, Decisions, LosslessCheck, PartError
 from specplan.measure import ValidationPlan
 
@@ -48,37 +49,7 @@ def made_up(**changes: Any) -> Validation:
         decisions=Decisions(num_steps=10, num_equal=10, first_divergence=None),
         lossless=LosslessCheck(num_outputs=3, num_ties=0, num_wrong=0),
     )
-    model = ModelInfo(name="tiny", num_params=1, config_sha256="0")
-    return Validation(
-        specplan_version="0.1.0",
-        created="2026-01-01T00:00:00+00:00",
-        environment=Environment(
-            device="a CPU",
-            device_type="cpu",
-            device_uuid=None,
-            sm_count=None,
-            num_threads=1,
-            driver=None,
-            cuda=None,
-            torch="2",
-            python="3",
-            platform="Linux",
-            dtype="float32",
-            graph_kind="static",
-            timing_scope="step",
-        ),
-        target=model,
-        draft=model,
-        source="prompts.jsonl",
-        num_requests=3,
-        num_speculative_tokens=7,
-        lag=1,
-        max_num_batched_tokens=1024,
-        max_output_tokens=64,
-        num_rounds=5,
-        imposed=None,
-        cases=[msgspec.structs.replace(case, **changes)],
-    )
+    return make_validation(msgspec.structs.replace(case, **changes))
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
+from builders import CPU_ENVIRONMENT, DRAFT, TARGET
 
-from specplan.files import Environment, ModelInfo, Profile, Sample
+from specplan.files import Profile, Sample
 
 CAPTURE_SIZES = [1, 2, 4, 8, 16]
 TAIL = [24, 32, 48]
@@ -77,23 +78,9 @@ def make_profile(
         "specplan_version": "0.1.0",
         "created": "2026-01-01T00:00:00Z",
         "source": "measured",
-        "environment": Environment(
-            device="a CPU",
-            device_type="cpu",
-            device_uuid=None,
-            sm_count=None,
-            num_threads=2,
-            driver=None,
-            cuda=None,
-            torch="2.13.0",
-            python="3.11.0",
-            platform="Linux",
-            dtype="float32",
-            graph_kind="static",
-            timing_scope="step",
-        ),
-        "target": ModelInfo(name="target", num_params=100, config_sha256="00"),
-        "draft": ModelInfo(name="draft", num_params=10, config_sha256="11"),
+        "environment": CPU_ENVIRONMENT,
+        "target": TARGET,
+        "draft": DRAFT,
         "num_speculative_tokens": K,
         "max_num_seqs": NUM_REQS[-1],
         "max_num_batched_tokens": TAIL[-1],

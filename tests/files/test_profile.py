@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from builders import CPU_ENVIRONMENT, DRAFT, TARGET
 
 from specplan.errors import FileError
-from specplan.files import Environment, ModelInfo, Profile, Sample
+from specplan.files import Profile, Sample
 
 
 def sample(**changes: Any) -> Sample:
@@ -38,23 +39,9 @@ def profile() -> Profile:
         specplan_version="0.1.0",
         created="2026-01-01T00:00:00Z",
         source="measured",
-        environment=Environment(
-            device="a CPU",
-            device_type="cpu",
-            device_uuid=None,
-            sm_count=None,
-            num_threads=2,
-            driver=None,
-            cuda=None,
-            torch="2.13.0",
-            python="3.11.0",
-            platform="Linux",
-            dtype="float32",
-            graph_kind="static",
-            timing_scope="step",
-        ),
-        target=ModelInfo(name="target", num_params=100, config_sha256="00"),
-        draft=ModelInfo(name="draft", num_params=10, config_sha256="11"),
+        environment=CPU_ENVIRONMENT,
+        target=TARGET,
+        draft=DRAFT,
         num_speculative_tokens=3,
         max_num_seqs=2,
         max_num_batched_tokens=8,

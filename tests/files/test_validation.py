@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from builders import make_validation
 
 from specplan.errors import FileError
-from specplan.files import Environment, ModelInfo, Validation
+from specplan.files import Validation
 from specplan.files.validation import (
     CaseValidation,
     Decisions,
@@ -63,35 +64,13 @@ def case(**changes: Any) -> CaseValidation:
 
 @pytest.fixture
 def validation() -> Validation:
-    return Validation(
-        specplan_version="0.1.0",
-        created="2026-01-01T00:00:00+00:00",
-        environment=Environment(
-            device="a CPU",
-            device_type="cpu",
-            device_uuid=None,
-            sm_count=None,
-            num_threads=2,
-            driver=None,
-            cuda=None,
-            torch="2.13.0",
-            python="3.11.0",
-            platform="Linux",
-            dtype="float32",
-            graph_kind="static",
-            timing_scope="step",
-        ),
-        target=ModelInfo(name="target", num_params=100, config_sha256="00"),
-        draft=ModelInfo(name="draft", num_params=10, config_sha256="11"),
-        source="prompts.jsonl",
-        num_requests=3,
+    return make_validation(
+        case(),
+        case(policy="none", lossless=None),
         num_speculative_tokens=3,
-        lag=1,
         max_num_batched_tokens=64,
         max_output_tokens=16,
         num_rounds=2,
-        imposed=None,
-        cases=[case(), case(policy="none", lossless=None)],
     )
 
 

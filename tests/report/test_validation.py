@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from builders import make_validation
 from rich.console import Console
 
-from specplan.files import Environment, ModelInfo, Validation
+from specplan.files import ModelInfo, Validation
 from specplan.files.validation import (
     CaseValidation,
     Decisions,
@@ -56,37 +57,11 @@ def case(policy: str, concurrency: int, error: float, **changes: Any) -> CaseVal
 
 
 def validation(*cases: CaseValidation, **changes: Any) -> Validation:
-    fields: dict[str, Any] = {
-        "specplan_version": "0.1.0",
-        "created": "2026-01-01T00:00:00+00:00",
-        "environment": Environment(
-            device="a CPU",
-            device_type="cpu",
-            device_uuid=None,
-            sm_count=None,
-            num_threads=2,
-            driver=None,
-            cuda=None,
-            torch="2.13.0",
-            python="3.11.0",
-            platform="Linux",
-            dtype="float32",
-            graph_kind="static",
-            timing_scope="step",
-        ),
+    models = {
         "target": ModelInfo(name="large", num_params=100, config_sha256="00"),
         "draft": ModelInfo(name="small", num_params=10, config_sha256="11"),
-        "source": "prompts.jsonl",
-        "num_requests": 32,
-        "num_speculative_tokens": 7,
-        "lag": 1,
-        "max_num_batched_tokens": 1024,
-        "max_output_tokens": 64,
-        "num_rounds": 5,
-        "imposed": None,
-        "cases": list(cases),
     }
-    return Validation(**fields | changes)
+    return make_validation(*cases, **{"num_requests": 32} | models | changes)
 
 
 def printed(given: Validation, width: int = 132) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from builders import make_validation
 
-from specplan.files import Environment, ModelInfo, Validation
+from specplan.files import Validation
 from specplan.files.validation import (
     CaseValidation,
     Decisions,
@@ -62,37 +63,7 @@ def case(policy: str, error: float, *, concurrency: int = 1, spread: float = 0.0
 
 
 def validation(*cases: CaseValidation) -> Validation:
-    model = ModelInfo(name="tiny", num_params=1, config_sha256="0")
-    return Validation(
-        specplan_version="0",
-        created="now",
-        environment=Environment(
-            device="a CPU",
-            device_type="cpu",
-            device_uuid=None,
-            sm_count=None,
-            num_threads=1,
-            driver=None,
-            cuda=None,
-            torch=None,
-            python="3",
-            platform="Linux",
-            dtype="float32",
-            graph_kind="static",
-            timing_scope="step",
-        ),
-        target=model,
-        draft=model,
-        source="prompts.jsonl",
-        num_requests=3,
-        num_speculative_tokens=7,
-        lag=1,
-        max_num_batched_tokens=64,
-        max_output_tokens=8,
-        num_rounds=2,
-        imposed=None,
-        cases=list(cases),
-    )
+    return make_validation(*cases, max_num_batched_tokens=64, max_output_tokens=8, num_rounds=2)
 
 
 class TestLevels:
