@@ -35,10 +35,8 @@ __all__ = [
     "split_into_runs",
 ]
 
-# A request that decodes or verifies drafts brings fewer tokens than this, a chunk of a prompt mostly more.
-LONGEST_SHORT_QUERY = 32
-# What one more call takes is worth about as many idle rows of one query each.
-BRIDGED_ROWS = 8
+# What one more call takes is worth about as many idle queries.
+QUERIES_PER_CALL = 8
 # Keys that batch expansion copies at once, and as much again of values: about what a core's own cache holds.
 COPIED_BYTES = 512 * 1024
 
@@ -267,20 +265,21 @@ def split_into_runs(
 ) -> list[slice]:
     """The requests that are worth attending at once: in cache rows that are close, with queries that are alike.
 
-    Rows from the first to the last are one slice of the cache, and every row of a run pays for its longest query. Short
-    queries go together, whatever their lengths; long ones with those at most twice as long; never a long one with a
-    short one. A few rows left out between short queries cost less than attending twice.
+    Rows from the first to the last are one slice of the cache, and every row of a run pays for its longest query. A
+    request joins the run before it unless that costs more idle queries than a call of its own is worth: a prompt
+    among requests that decode has its own.
     """
     bounds = [0]
-    shortest = longest = query_lens[0]
+    longest = query_lens[0]
     for request in range(1, len(rows)):
         length = query_lens[request]
-        shortest, longest = min(shortest, length), max(longest, length)
-        alike = longest <= LONGEST_SHORT_QUERY or LONGEST_SHORT_QUERY < shortest <= longest <= 2 * shortest
-        gap = rows[request] - rows[request - 1] - 1
-        if not alike or gap > (BRIDGED_ROWS if longest <= LONGEST_SHORT_QUERY else 0):
+        num_rows = rows[request] - rows[bounds[-1]] + 1
+        # Of the run with it and without it, beyond its own.
+        idle = num_rows * max(longest, length) - (rows[request - 1] - rows[bounds[-1]] + 1) * longest - length
+        if idle > QUERIES_PER_CALL:
             bounds.append(request)
-            shortest = longest = length
+            longest = length
+        longest = max(longest, length)
     return [slice(start, end) for start, end in pairwise([*bounds, len(rows)])]
 
 

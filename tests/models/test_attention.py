@@ -134,15 +134,17 @@ def test_any_batch(
     ("query_lens", "rows", "run_lens"),
     [
         ([1] * 6, range(6), [6]),
-        ([1, 8, 32, 1, 0, 2], range(3, 9), [6]),  # short queries go together, whatever their lengths
+        ([8, 1, 1, 8, 0, 2], range(3, 9), [6]),  # none idles for more than a call is worth
+        ([1, 8, 1], range(3), [3]),
+        ([1, 1, 8, 1], range(4), [2, 2]),
+        ([1, 10, 1], range(3), [1, 1, 1]),
         ([1, 1, 1, 1], [0, 1, 3, 4], [4]),  # an idle row rides along
-        ([1, 8, 1], [0, 9, 10], [3]),
-        ([1, 8, 1], [0, 10, 11], [1, 2]),
+        ([1, 1, 1], [0, 9, 10], [3]),
+        ([1, 1, 1], [0, 10, 11], [1, 2]),
         ([40, 40], [0, 2], [1, 1]),
         ([1, 1, 100, 1, 1], range(5), [2, 1, 2]),
-        ([32, 33], range(2), [1, 1]),
-        ([33, 66, 67, 40], range(4), [2, 2]),
-        ([66, 33, 132], range(3), [2, 1]),
+        ([8] * 5 + [32] + [8] * 5, range(11), [5, 1, 5]),  # the rest of a prompt may be short
+        ([100, 92, 100, 91], range(4), [3, 1]),
     ],
 )
 def test_a_run_is_of_close_rows_with_queries_alike(
@@ -153,7 +155,7 @@ def test_a_run_is_of_close_rows_with_queries_alike(
     assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])]
 
 
-@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1], [4, 1, 2, 4], [1, 0, 8, 3]])
+@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1], [4, 1, 2, 4], [8, 0, 8, 3]])
 def test_a_pure_decode_batch_is_attended_in_one_call(query_lens: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     cache = make_cache(6)
     attention = PaddedAttention(RaggedBatch(query_lens, [5, 0, 9, 3], cache=cache, rows=[1, 2, 3, 4]), cache)
