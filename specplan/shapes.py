@@ -6,24 +6,27 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from specplan.errors import ConfigError
 
 __all__ = [
-    "CONTEXT_SPREAD",
+    "EVEN",
+    "SPREAD",
     "Layout",
     "Lengths",
     "StepShape",
     "default_capture_sizes",
     "even_query_lens",
-    "longest_context",
     "padded_size",
+    "powers_of_four",
     "profiled_shapes",
+    "prompt_lens",
     "ragged_query_lens",
     "request_grid",
     "require_ascending",
-    "spread_context_lens",
+    "spread_lens",
     "tail_sizes",
 ]
 
@@ -31,22 +34,42 @@ __all__ = [
 # row for each query, its request's keys read again for every one of them.
 Layout = Literal["multi-query", "batch-expansion"]
 
-# How alike the requests of a step are. even: queries and contexts of one length. spread: contexts from half to one and
-# a half of their mean, as in serving. ragged: the same contexts, and queries as a budget leaves them: all drafts of
-# some requests, none of others. A kernel that pads to the longest pays for what one that reads lengths does not.
+# How alike the requests of a step are. even: queries and contexts of one length. spread: contexts as unlike as in
+# serving. ragged: the same contexts, and queries as a budget leaves them: all drafts of some requests, none of others.
+# A kernel that pads to the longest pays for what one that reads lengths does not.
 Lengths = Literal["even", "spread", "ragged"]
-CONTEXT_SPREAD = 0.5  # of the mean, to either side
+# How unlike lengths are: evenly spaced quantiles of them over their mean, from the shortest to the longest.
+EVEN = (1.0,)
+SPREAD = (0.5, 1.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """A step of `num_reqs` requests and `num_tokens` queries. `context_len`: tokens in a request's cache, the mean."""
+    """A step of `num_reqs` requests and `num_tokens` queries. `context_len`: tokens in a request's cache, the mean.
+
+    Of a mixed step's requests `num_prefilling` bring `num_prompt_tokens` of its tokens, prompts from their beginning;
+    the context is that of the others, which verify.
+    """
 
     num_reqs: int
     num_tokens: int
     context_len: int
     layout: Layout = "multi-query"
     lengths: Lengths = "even"
+    num_prefilling: int = 0
+    num_prompt_tokens: int = 0
+
+    @property
+    def num_verifying(self) -> int:
+        return self.num_reqs - self.num_prefilling
+
+    @property
+    def num_drafts(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens - self.num_verifying
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.num_prompt_tokens > 0
 
     def __post_init__(self) -> None:
         if self.num_reqs < 1 or self.num_tokens < self.num_reqs or self.context_len < 0:
@@ -107,6 +130,15 @@ def request_grid(max_num_seqs: int) -> tuple[int, ...]:
     return tuple(sorted(powers | {max_num_seqs}))
 
 
+def powers_of_four(smallest: int, largest: int) -> tuple[int, ...]:
+    """Those from `smallest` on, times 4 each, that are below `largest`; and `largest` itself."""
+    sizes = [largest]
+    while smallest < largest:
+        sizes.append(smallest)
+        smallest *= 4
+    return tuple(sorted(sizes))
+
+
 def require_ascending(capture_sizes: Sequence[int]) -> None:
     """Refuses capture sizes that are none, or not ascending and distinct."""
     if not capture_sizes or list(capture_sizes) != sorted(set(capture_sizes)):
@@ -152,6 +184,14 @@ def even_query_lens(num_reqs: int, num_tokens: int) -> tuple[int, ...]:
     return tuple(base + (row < extra) for row in range(num_reqs))
 
 
+def prompt_lens(num_tokens: int, prompt_len: float, spread: Sequence[float]) -> tuple[int, ...]:
+    """As few prompts of mean `prompt_len` or less as hold `num_tokens`, as unlike as `spread` says."""
+    if num_tokens == 0:
+        return ()
+    count = math.ceil(num_tokens / prompt_len)
+    return tuple(length for length in spread_lens(count, num_tokens / count, spread) if length)
+
+
 def ragged_query_lens(num_reqs: int, num_tokens: int, num_speculative_tokens: int) -> tuple[int, ...]:
     """`num_tokens` over `num_reqs` requests as unevenly as K drafts each allow; evenly where those do not hold them.
 
@@ -168,16 +208,19 @@ def ragged_query_lens(num_reqs: int, num_tokens: int, num_speculative_tokens: in
     return tuple(lens)
 
 
-def spread_context_lens(num_reqs: int, context_len: int, lengths: Lengths) -> tuple[int, ...]:
-    """Contexts of mean `context_len`: all alike, or evenly spaced over their spread, long beside short."""
-    if lengths == "even":
-        return (context_len,) * num_reqs
+def spread_lens(count: int, mean: float, spread: Sequence[float]) -> tuple[int, ...]:
+    """`count` lengths of that mean, at the middles of as many equal parts of the distribution; long beside short."""
+    relative = [quantile(spread, (2 * index + 1) / (2 * count)) for index in range(count)]
+    scale = mean * count / sum(relative)
     # From the outside in: the longest is next to the shortest, and no part of a batch is all long.
-    order = [index // 2 if index % 2 == 0 else num_reqs - 1 - index // 2 for index in range(num_reqs)]
-    places = [(2 * index + 1) / num_reqs - 1 for index in order]  # in (-1, 1), of mean 0
-    return tuple(round(context_len * (1 + CONTEXT_SPREAD * place)) for place in places)
+    order = [index // 2 if index % 2 == 0 else count - 1 - index // 2 for index in range(count)]
+    ends = [math.floor(end + 0.5) for end in accumulate((relative[index] * scale for index in order), initial=0.0)]
+    return tuple(end - start for start, end in pairwise(ends))
 
 
-def longest_context(context_len: int, lengths: Sequence[Lengths]) -> int:
-    """The longest context of any step of that mean."""
-    return context_len if set(lengths) <= {"even"} else math.ceil(context_len * (1 + CONTEXT_SPREAD))
+def quantile(spread: Sequence[float], place: float) -> float:
+    """Linear between the evenly spaced quantiles."""
+    at = place * (len(spread) - 1)
+    low = min(int(at), len(spread) - 1)
+    high = min(low + 1, len(spread) - 1)
+    return spread[low] + (spread[high] - spread[low]) * (at - low)

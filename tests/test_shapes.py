@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specplan.errors import ConfigError
 from specplan.shapes import (
+    EVEN,
+    SPREAD,
     StepShape,
     default_capture_sizes,
     even_query_lens,
-    longest_context,
     padded_size,
+    prompt_lens,
     ragged_query_lens,
     request_grid,
-    spread_context_lens,
+    spread_lens,
     tail_sizes,
 )
 
@@ -89,16 +93,31 @@ def test_ragged_queries_are_as_uneven_as_drafts_allow(num_reqs: int, extra: int,
         assert max(lens) - min(lens) <= 1
 
 
-@given(num_reqs=st.integers(1, 64), context_len=st.integers(0, 4000))
-def test_spread_contexts_keep_their_mean(num_reqs: int, context_len: int) -> None:
-    lens = spread_context_lens(num_reqs, context_len, "spread")
-    assert sum(lens) / num_reqs == pytest.approx(context_len, abs=0.5)
-    assert context_len / 2 - 0.5 <= min(lens)
-    assert max(lens) <= longest_context(context_len, ["even", "ragged"])
-    assert spread_context_lens(num_reqs, context_len, "even") == (context_len,) * num_reqs
-    assert longest_context(context_len, ["even"]) == context_len
+@given(count=st.integers(1, 64), mean=st.integers(0, 4000))
+def test_spread_lengths_keep_their_mean(count: int, mean: int) -> None:
+    lens = spread_lens(count, mean, SPREAD)
+    assert sum(lens) == count * mean
+    assert mean / 2 - 1 <= min(lens)
+    assert max(lens) <= mean * 1.5 + 1
+    assert spread_lens(count, mean, EVEN) == (mean,) * count
 
 
 def test_the_more_requests_the_wider_their_contexts_lie() -> None:
-    widths = [max(spread_context_lens(n, 100, "spread")) for n in (1, 2, 4, 64)]
-    assert widths == [100, 125, 138, 149]
+    widths = [sorted(spread_lens(n, 100, SPREAD))[:: max(n - 1, 1)] for n in (1, 2, 4, 64)]
+    assert widths == [[100], [75, 125], [63, 137], [51, 149]]
+
+
+def test_lengths_follow_the_quantiles_and_long_ones_stand_beside_short_ones() -> None:
+    skewed = (0.25, 0.5, 0.5, 3.0)
+    lens = spread_lens(6, 100, skewed)  # at 1/12, 3/12, ...: 0.3125, 0.4375, 0.5, 0.5, 1.125, 2.375
+    assert [round(length * 0.875 / 100, 1) for length in lens] == [0.3, 2.4, 0.4, 1.1, 0.5, 0.5]
+
+
+@given(
+    num_tokens=st.integers(0, 5000), prompt_len=st.floats(1, 900), spread=st.sampled_from([EVEN, SPREAD, (0.1, 4.0)])
+)
+def test_prompts_hold_all_tokens(num_tokens: int, prompt_len: float, spread: tuple[float, ...]) -> None:
+    lens = prompt_lens(num_tokens, prompt_len, spread)
+    assert sum(lens) == num_tokens
+    assert all(length > 0 for length in lens)
+    assert len(lens) <= math.ceil(num_tokens / prompt_len)

@@ -85,6 +85,7 @@ def build_cost_tables(
             smooth=summarise(smooth_errors, LEAVE_ONE_OUT),
             draft=None,
             overhead=None,
+            mixed=None,
             draft_prefill=None,
         ),
         findings=findings,

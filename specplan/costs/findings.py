@@ -237,7 +237,7 @@ def _eager_draft(profile: Profile) -> Iterator[Finding]:
 
 
 def _contexts(profile: Profile) -> Iterator[Finding]:
-    verify = {sample.context_len for sample in _passes(profile) if sample.model == "verify"}
+    verify = {sample.context_len for sample in _passes(profile) if sample.model == "verify" and not sample.is_mixed}
     draft = {sample.context_len for sample in profile.samples if sample.model == "draft"}
     if len(verify) == 1:
         yield Finding(
@@ -299,4 +299,5 @@ def _passes(profile: Profile) -> list[Sample]:
 
 def _shape_of(sample: Sample) -> str:
     k = "" if sample.k is None else f", k = {sample.k}"
-    return f"{sample.model} {sample.mode}, {sample.num_reqs} requests, {sample.num_tokens} tokens{k}"
+    prompts = f", of which {sample.num_prompt_tokens} of prompts" if sample.is_mixed else ""
+    return f"{sample.model} {sample.mode}, {sample.num_reqs} requests, {sample.num_tokens} tokens{prompts}{k}"

@@ -14,6 +14,7 @@ from specplan.costs.build import check_at_least, check_monotone, free_draft
 from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summarise
 from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, judge_profile, unmeasured
 from specplan.costs.layouts import compare_layouts
+from specplan.costs.mixed import price_mixed
 from specplan.costs.pricing import Rows, plan_row, price_rows
 from specplan.costs.samples import (
     Points,
@@ -47,7 +48,8 @@ def tables_from_profile(
 
     Each size (tokens of a verify pass, requests of a draft) is first filled over the other axis (requests, k) from the
     points measured at that size; then each row is priced along its sizes by the one rule of pricing.py. The host's work
-    and the drafter's prefill are a row each. By default the tables go as far as the profile says the engine does.
+    and the drafter's prefill are a row each, mixed steps a grid (mixed.py). By default the tables go as far as the
+    profile says the engine does.
 
     `lengths`: of the steps that are priced, where the profile timed several; see `shapes.Lengths`.
     """
@@ -79,6 +81,7 @@ def tables_from_profile(
     smooth_errors = [leave_one_out(curve.sizes, curve.ms, capture_limit=capture_limit) for curve in verify_curves]
     draft = _draft_table(profile, max_num_reqs, monotone)
     overhead = _row(host_points(profile), "host", max_num_reqs, monotone)
+    mixed = price_mixed(profile, monotone)
     draft_prefill = _row(draft_prefill_points(profile), "draft-prefill", max_num_tokens, monotone)
     return CostTables(
         specplan_version=__version__,
@@ -97,6 +100,7 @@ def tables_from_profile(
             smooth=summarise(np.concatenate(smooth_errors), LEAVE_ONE_OUT),
             draft=draft.error,
             overhead=overhead.error,
+            mixed=mixed.error,
             draft_prefill=draft_prefill.error,
         ),
         findings=[
@@ -104,6 +108,7 @@ def tables_from_profile(
             *judge_costs(Evidence(name="verify", unit="tokens", curves=verify_curves, cells_ms=verify_rows.ms)),
             *draft.findings,
             *overhead.findings,
+            *mixed.findings,
             *(draft_prefill.findings if profile.draft is not None else ()),
         ],
         contexts=np.unique(verify.page).tolist(),
@@ -121,6 +126,7 @@ def tables_from_profile(
         draft_prefill_ms=draft_prefill.ms,
         draft_prefill_source=draft_prefill.source,
         draft_prefill_ci_ms=draft_prefill.ci_ms,
+        mixed=mixed.costs,
         layout_costs=compare_layouts(profile),
     )
 
@@ -224,8 +230,15 @@ def _row(
         return _Row(ms=np.zeros(max_size + 1), source=None, ci_ms=None, error=None, findings=[unmeasured(name)])
     ms, ci_ms = points.median_ms, points.half_width_ms
     pricing = _Pricing(name=name, capture_limit=0, monotone=monotone)
-    pages = pricing.price(points, ms, ci_ms, rows=np.zeros(1, dtype=np.int64), max_size=max_size)
-    row = Rows(ms=pages.ms[0, 0], ci_ms=pages.ci_ms[0, 0], source=pages.source[0, 0])
+    # The host's work of one number of requests holds for any: it is small, and a slope from it would be a guess.
+    known = int(points.size[0]) if name == "host" and len(points.size) == 1 else max_size
+    pages = pricing.price(points, ms, ci_ms, rows=np.zeros(1, dtype=np.int64), max_size=min(known, max_size))
+    more = (0, max(max_size - known, 0))
+    row = Rows(
+        ms=np.pad(pages.ms[0, 0], more, "edge"),
+        ci_ms=np.pad(pages.ci_ms[0, 0], more, "edge"),
+        source=np.pad(pages.source[0, 0], more, constant_values=Source.EXTRAPOLATED),
+    )
     if name == "draft-prefill":
         row.ms[0], row.ci_ms[0], row.source[0] = 0.0, 0.0, Source.MEASURED  # without tokens there is no pass
     curves = list(_curves(points, ms, ci_ms, name))
@@ -235,7 +248,7 @@ def _row(
         source=row.source,
         ci_ms=row.ci_ms,
         error=split_half(points, pricing.predictor(points), np.ones(len(points.size), dtype=bool)),
-        findings=judge_costs(Evidence(name=name, unit=unit, curves=curves, cells_ms=pages.ms)),
+        findings=judge_costs(Evidence(name=name, unit=unit, curves=curves, cells_ms=row.ms)),
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specplan.costs.uncertainty import median_half_widths
 from specplan.errors import ConfigError
-from specplan.files.profile import Profile, Sample
+from specplan.files.profile import Failure, Profile, Sample
 from specplan.files.tables import Source
 from specplan.shapes import Layout, Lengths
 
@@ -25,6 +25,7 @@ __all__ = [
     "hold_impossible",
     "host_points",
     "of_lengths",
+    "require_positive",
     "verify_points",
 ]
 
@@ -62,18 +63,20 @@ class Sheet:
 def of_lengths(profile: Profile, lengths: Lengths) -> Profile:
     """The profile without what was timed on steps of other lengths, which is none of their price.
 
-    A drafter's queries are alike, and prompts are whole: of a budget's raggedness they know nothing.
+    A drafter's queries are alike, and prompts are whole: of a budget's raggedness they know nothing, and mixed steps
+    are timed without it.
     """
-    wanted: dict[str, Lengths] = {
-        "verify": lengths,
-        "draft": "even" if lengths == "even" else "spread",
-        "draft-prefill": "even",
-        "host": "even",
-    }
+
+    def is_priced(timed: Sample | Failure) -> bool:
+        if timed.model in ("draft-prefill", "host"):
+            return timed.lengths == "even"
+        knows_ragged = timed.model == "verify" and not timed.num_prompt_tokens
+        return timed.lengths == ("spread" if lengths == "ragged" and not knows_ragged else lengths)
+
     return msgspec.structs.replace(
         profile,
-        samples=[sample for sample in profile.samples if sample.lengths == wanted[sample.model]],
-        failures=[failure for failure in profile.failures if failure.lengths == wanted[failure.model]],
+        samples=[sample for sample in profile.samples if is_priced(sample)],
+        failures=[failure for failure in profile.failures if is_priced(failure)],
     )
 
 
@@ -84,6 +87,7 @@ def verify_points(profile: Profile, layout: Layout = "multi-query") -> Points:
         (sample.context_len, sample.num_reqs, sample.executed_num_tokens, index)
         for index, sample in enumerate(profile.samples)
         if sample.model == "verify"
+        and not sample.is_mixed
         and sample.layout == layout
         and (sample.mode == "graph") == (sample.executed_num_tokens <= limit)
     ]
@@ -124,14 +128,8 @@ def _pool(samples: list[Sample], chosen: Iterable[tuple[int, int, int, int]], *,
     """
     pools: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
     for page, row, size, index in chosen:
+        require_positive(index, samples[index])
         repetitions = samples[index].repetitions_ms
-        for at, ms in enumerate(repetitions):
-            if not (np.isfinite(ms) and ms > 0):
-                raise ConfigError(
-                    f"profile: $.samples[{index}].repetitions_ms[{at}]: "
-                    f"expected a positive finite number of milliseconds, got {ms}",
-                    "measure this shape again with `specplan profile`",
-                )
         turns = [(at + 0.5) / len(repetitions) if is_mixed else 0.0 for at in range(len(repetitions))]
         pools.setdefault((page, row, size), []).extend(zip(turns, repetitions, strict=True))
     keys = sorted(pools)
@@ -142,6 +140,17 @@ def _pool(samples: list[Sample], chosen: Iterable[tuple[int, int, int, int]], *,
         size=page_row_size[:, 2],
         repetitions_ms=tuple(np.array([ms for _, ms in sorted(pools[key], key=itemgetter(0))]) for key in keys),
     )
+
+
+def require_positive(index: int, sample: Sample) -> None:
+    """Refuses a sample made in memory whose times are none; a file that holds them is refused when it is read."""
+    for at, ms in enumerate(sample.repetitions_ms):
+        if not (np.isfinite(ms) and ms > 0):
+            raise ConfigError(
+                f"profile: $.samples[{index}].repetitions_ms[{at}]: "
+                f"expected a positive finite number of milliseconds, got {ms}",
+                "measure this shape again with `specplan profile`",
+            )
 
 
 def fill_sheet(

@@ -19,8 +19,8 @@ from specplan.device.confidence import ConfidenceBuffer
 from specplan.device.upload import upload
 from specplan.errors import ConfigError, InfeasibleError
 from specplan.planning import Policy, choose_draft_budget
+from specplan.planning.prices import StepPrices, StepSize, VerifyPrices
 from specplan.shapes import StepShape, profiled_shapes
-from specplan.simulation.prices import StepPrices, VerifyPrices
 
 if TYPE_CHECKING:
     from specplan.files import CostTables
@@ -93,8 +93,16 @@ class VerifyBatch:
         return len(self.slots)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return int(self.num_non_draft_tokens[self.is_prefill].sum())
+    def size(self) -> StepSize:
+        """What the step's price hangs on. There is at least one request."""
+        verifying = ~self.is_prefill
+        contexts = self.context_lens[verifying] if verifying.any() else self.context_lens
+        return StepSize(
+            num_reqs=self.num_reqs,
+            num_verifying=int(verifying.sum()),
+            num_prompt_tokens=int(self.num_non_draft_tokens[self.is_prefill].sum()),
+            context_len=int(contexts.sum()) / len(contexts),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -256,23 +264,22 @@ class AdaptiveVerifier:
 
     def _own_budget(self, batch: VerifyBatch) -> int:
         offered = int(batch.scheduled.sum())
-        num_tokens = int(batch.num_non_draft_tokens.sum())
         self._check(batch)
         most = offered
         if self.max_total_logits is not None:
             most = min(most, max(0, self.max_total_logits - batch.num_reqs * self.num_bonus_tokens))
         if most == 0 or self._prices is None:
             return most
-        context_len = int(batch.context_lens.sum()) / batch.num_reqs
+        size = batch.size
         return choose_draft_budget(
             self.confidence.lagged(batch.slots),
             batch.scheduled,
             num_sampling=int(batch.is_sampling.sum()),
-            num_non_draft_tokens=num_tokens,
+            num_non_draft_tokens=size.num_non_draft_tokens,
             draft_ms=float(self._prices.draft_ms[self.num_speculative_tokens, batch.num_reqs]),
-            verify_ms=self._prices.verify.row(batch.num_reqs, context_len),
+            verify_ms=self._prices.target_row(size, most),
             max_draft_budget=most,
-            overhead_ms=self._prices.fixed_ms(batch.num_reqs, batch.num_prompt_tokens),
+            overhead_ms=self._prices.fixed_ms(size),
             min_gain=self.min_gain,
         ).draft_budget
 

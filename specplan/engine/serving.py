@@ -24,6 +24,7 @@ from specplan.engine.static import Capture, StaticSteps
 from specplan.errors import ConfigError
 from specplan.models import Decoder
 from specplan.planning import EmaController, Policy
+from specplan.planning.prices import StepSize
 from specplan.shapes import padded_size
 from specplan.simulation.scheduler import ClosedLoop, RunningRequest, ScheduledStep, num_to_finish
 
@@ -56,11 +57,9 @@ class ServingCase:
 class EngineStep:
     """What one step ran and yielded. The tuples are of its verifying requests, in the order of their admission."""
 
-    num_reqs: int
-    num_prompt_tokens: int
+    size: StepSize
     num_tokens: int  # of the trimmed batch, before padding
     executed_tokens: int  # of the target's pass, padding included
-    mean_context_len: float  # over all requests of the step, before it ran
     k: int  # drafts proposed per request, for the next step
     requests: tuple[int, ...]
     emitted: tuple[int, ...]  # output tokens of each before the step
@@ -85,8 +84,8 @@ class Engine:
 
     With `imposed`, drafts are as sure and as often accepted as the trace says, whatever the models say.
 
-    On CUDA, up to the capture limit, steps that hold no prompt tokens are replayed from graphs, and the drafter's
-    passes are; prompt chunks, and what is verified beside them, run eagerly.
+    Up to the capture limit, steps that hold no prompt tokens are padded to a capture size, and on CUDA replayed from
+    graphs, as the drafter's passes are; prompt chunks, and what is verified beside them, run eagerly and unpadded.
     """
 
     def __init__(
@@ -185,7 +184,8 @@ class Engine:
         order = sorted(requests, key=lambda request: self.conversations[request].slot)
         tokens = [self._queries(request, kept.get(request, 0), chunks.get(request, 0)) for request in order]
         num_tokens = sum(map(len, tokens))
-        padded_tokens = padded_size(num_tokens, self.case.capture_sizes)
+        # A mixed step is never captured, and nothing pads.
+        padded_tokens = num_tokens if chunks else padded_size(num_tokens, self.case.capture_sizes)
         accepted, sampled = self.runner.verify(
             tokens,
             context_lens=[request.context_len for request in order],
@@ -217,11 +217,9 @@ class Engine:
             if request.is_finished:
                 self._retire(request)
         return EngineStep(
-            num_reqs=step.num_reqs,
-            num_prompt_tokens=sum(chunks.values()),
+            size=step.size,
             num_tokens=num_tokens,
             executed_tokens=padded_tokens,
-            mean_context_len=step.mean_context_len,
             k=k,
             requests=tuple(request.request for request in step.verifying),
             emitted=emitted,

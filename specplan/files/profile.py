@@ -41,6 +41,10 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     The last two are never captured: their mode is eager, and nothing is padded. `layout` is how a pass attends: with a
     row for each request (multi-query), or in a verify pass with one for each query (batch-expansion). `context_len` is
     the mean over the requests, and `lengths` how alike they are.
+
+    A verify pass of a mixed step has `num_prefilling` of its requests in prefill, which bring `num_prompt_tokens` of
+    its tokens and attend to nothing before these; `context_len` is that of the other requests, of as many drafts each,
+    or 0 where there is none. It is never captured either.
     """
 
     model: Timed
@@ -57,6 +61,21 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     device_ms: list[Milliseconds] = []
     stop_reason: Literal["converged", "cap", "time-budget", "interrupted"]
     lengths: Lengths = "even"
+    num_prefilling: CountOrZero = 0
+    num_prompt_tokens: CountOrZero = 0
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.num_prompt_tokens > 0
+
+    @property
+    def num_verifying(self) -> int:
+        return self.num_reqs - self.num_prefilling
+
+    @property
+    def num_drafts(self) -> int:
+        """Of a verify pass, over all its requests."""
+        return self.num_tokens - self.num_prompt_tokens - self.num_verifying
 
     def __post_init__(self) -> None:
         drafts = self.model in ("draft", "host")
@@ -68,9 +87,11 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f".layout: expected multi-query for a {self.model} sample, got {self.layout}")
         if self.model != "draft" and self.num_tokens < self.num_reqs:
             raise ValueError(f".num_tokens: expected at least one per request ({self.num_reqs}), got {self.num_tokens}")
-        captures = self.model in ("draft", "verify")
+        self._check_prompts()
+        captures = self.model in ("draft", "verify") and not self.is_mixed
         if not captures and self.mode != "eager":
-            raise ValueError(f".mode: expected eager for a {self.model} sample, got {self.mode}")
+            what = "mixed verify" if self.is_mixed else self.model
+            raise ValueError(f".mode: expected eager for a {what} sample, got {self.mode}")
         if self.model == "host" and self.device_ms:
             raise ValueError(f".device_ms: expected none for a host sample, got {len(self.device_ms)}")
         if self.device_ms and len(self.device_ms) != len(self.repetitions_ms):
@@ -85,6 +106,24 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             if not captures and executed > asked:
                 raise ValueError(f".executed_{name}: expected the {asked} asked for, as nothing pads, got {executed}")
 
+    def _check_prompts(self) -> None:
+        prefilling, prompt_tokens = self.num_prefilling, self.num_prompt_tokens
+        if not prefilling and not prompt_tokens:
+            return
+        if self.model != "verify":
+            raise ValueError(f".num_prompt_tokens: expected 0 for a {self.model} sample, got {prompt_tokens}")
+        if not 1 <= prefilling <= min(prompt_tokens, self.num_reqs):
+            raise ValueError(
+                f".num_prefilling: expected 1 to the {min(prompt_tokens, self.num_reqs)} that {self.num_reqs} requests "
+                f"and {prompt_tokens} prompt tokens can be, got {prefilling}"
+            )
+        drafts, verifying = self.num_drafts, self.num_verifying
+        if drafts < 0 or (drafts % verifying if verifying else drafts):
+            raise ValueError(
+                f".num_tokens: expected {prompt_tokens} prompt tokens and as many for each of {verifying} verifying "
+                f"requests, got {self.num_tokens}"
+            )
+
 
 class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A step shape that was asked for and could not run, and why."""
@@ -97,6 +136,8 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     k: CountOrZero | None
     context_len: CountOrZero
     lengths: Lengths = "even"
+    num_prefilling: CountOrZero = 0
+    num_prompt_tokens: CountOrZero = 0
     message: str
 
 

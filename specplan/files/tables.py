@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
@@ -14,7 +13,18 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from specplan.errors import CoverageError
+from specplan.files._arrays import (
+    LEGEND,
+    LETTERS,
+    Source,
+    check_axis,
+    check_length,
+    check_table,
+    decode_array,
+    encode_array,
+)
 from specplan.files._json import encode, read_json, write_json
+from specplan.files.mixed_costs import MixedCosts
 from specplan.files.profile import Environment, Milliseconds, ModelInfo
 
 __all__ = [
@@ -33,20 +43,6 @@ __all__ = [
 TABLES_SCHEMA: Final = "specplan.tables/1"
 
 Monotone = Literal["running-max", "pad-up", "none"]
-
-
-class Source(IntEnum):
-    """Where a cell comes from, worse the higher. A file holds the letter, a table in memory the number."""
-
-    MEASURED = 0
-    PADDED = 1
-    INTERPOLATED = 2
-    EXTRAPOLATED = 3
-
-
-_MOST_MS: Final = 1e9  # eleven days: no step, and far from where sums of steps overflow
-_LETTERS: Final = "mpix"
-_LEGEND: Final = {letter: source.name.lower() for letter, source in zip(_LETTERS, Source, strict=True)}
 
 
 class Finding(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +75,7 @@ class HeldOutError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     smooth: RegionError | None
     draft: RegionError | None
     overhead: RegionError | None
+    mixed: RegionError | None
     draft_prefill: RegionError | None
 
 
@@ -118,6 +115,7 @@ class CostTables(
 ):
     """Costs of a verify pass by (context, num_reqs, num_tokens) and of drafting by (k, num_reqs), in milliseconds.
 
+    `mixed` prices the verify pass of a step that holds prompt tokens.
     `overhead_ms` is the host's work in a step, by num_reqs; `draft_prefill_ms` the drafter's pass over a step's prompt
     tokens, by their number. Their `_source` is None where they were not measured: the cost is as given, or 0.
 
@@ -142,7 +140,7 @@ class CostTables(
     monotone: Monotone
     error: HeldOutError
     findings: list[Finding]
-    legend: dict[str, str] = msgspec.field(default_factory=lambda: dict(_LEGEND))
+    legend: dict[str, str] = msgspec.field(default_factory=lambda: dict(LEGEND))
     contexts: list[int]  # [C]
     num_reqs: list[int]  # [R]
     verify_table_ms: NDArray[np.float64]  # [C, R, max_num_tokens + 1]
@@ -158,29 +156,30 @@ class CostTables(
     draft_prefill_ms: NDArray[np.float64]  # [max_num_tokens + 1]; 0 at 0 tokens
     draft_prefill_source: NDArray[np.uint8] | None  # [max_num_tokens + 1] of Source
     draft_prefill_ci_ms: NDArray[np.float64] | None  # [max_num_tokens + 1]
+    mixed: MixedCosts | None = None  # None: not measured, and a mixed step costs what a verify pass of its size does
     layout_costs: list[LayoutCosts] = []
 
     def __post_init__(self) -> None:
-        _check_axis(".contexts", self.contexts, least=0)
-        _check_axis(".num_reqs", self.num_reqs, least=1)
+        check_axis(".contexts", self.contexts, least=0)
+        check_axis(".num_reqs", self.num_reqs, least=1)
         if self.draft_ks is not None:
-            _check_axis(".draft_ks", self.draft_ks, least=0)
+            check_axis(".draft_ks", self.draft_ks, least=0)
         if self.capture_sizes:
-            _check_axis(".capture_sizes", self.capture_sizes, least=1)
+            check_axis(".capture_sizes", self.capture_sizes, least=1)
         if self.capture_limit != max(self.capture_sizes, default=0):
             largest = max(self.capture_sizes, default=0)
             raise ValueError(f".capture_limit: expected the largest capture size ({largest}), got {self.capture_limit}")
-        if self.legend != _LEGEND:
-            raise ValueError(f".legend: expected {_LEGEND}, got {self.legend}")
+        if self.legend != LEGEND:
+            raise ValueError(f".legend: expected {LEGEND}, got {self.legend}")
         verify_rows = (len(self.contexts), len(self.num_reqs))
         draft_rows = (1 if self.draft_ks is None else len(self.draft_ks),)
-        _check_table("verify", verify_rows, self.verify_table_ms, self.verify_source, self.verify_ci_ms, positive=True)
-        _check_table("draft", draft_rows, self.draft_table_ms, self.draft_source, self.draft_ci_ms, positive=False)
-        _check_length(".overhead_ms", self.overhead_ms, self.max_num_reqs, "requests")
-        _check_table("overhead", (), self.overhead_ms, self.overhead_source, self.overhead_ci_ms, positive=False)
+        check_table("verify", verify_rows, self.verify_table_ms, self.verify_source, self.verify_ci_ms, positive=True)
+        check_table("draft", draft_rows, self.draft_table_ms, self.draft_source, self.draft_ci_ms, positive=False)
+        check_length(".overhead_ms", self.overhead_ms, self.max_num_reqs, "requests")
+        check_table("overhead", (), self.overhead_ms, self.overhead_source, self.overhead_ci_ms, positive=False)
         prefill_ms, source, ci_ms = self.draft_prefill_ms, self.draft_prefill_source, self.draft_prefill_ci_ms
-        _check_length(".draft_prefill_ms", prefill_ms, self.max_num_tokens, "tokens")
-        _check_table("draft_prefill", (), prefill_ms, source, ci_ms, positive=False)
+        check_length(".draft_prefill_ms", prefill_ms, self.max_num_tokens, "tokens")
+        check_table("draft_prefill", (), prefill_ms, source, ci_ms, positive=False)
         if prefill_ms[0] != 0:
             raise ValueError(f".draft_prefill_ms[0]: expected 0 for no tokens, got {prefill_ms[0]}")
 
@@ -227,7 +226,7 @@ class CostTables(
         source = np.max([np.min(cells, axis=0) for cells in by_context.values()], axis=0)
         if sum(len(cells) for cells in by_context.values()) > 1:
             source = np.maximum(source, Source.INTERPOLATED)
-        letters: NDArray[np.str_] = np.array(list(_LETTERS))[source]
+        letters: NDArray[np.str_] = np.array(list(LETTERS))[source]
         return letters
 
     def draft_row(self, k: int) -> NDArray[np.float64]:  # [max_num_reqs + 1]
@@ -260,18 +259,18 @@ class CostTables(
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> CostTables:
-        return read_json(path, cls, schema=TABLES_SCHEMA, dec_hook=_decode_array)
+        return read_json(path, cls, schema=TABLES_SCHEMA, dec_hook=decode_array)
 
     def to_json(self) -> bytes:
         """The bytes that `write` writes."""
-        return encode(self, enc_hook=_encode_array)
+        return encode(self, enc_hook=encode_array)
 
     def digest(self) -> str:
         """sha256 of the bytes that `write` writes."""
         return hashlib.sha256(self.to_json()).hexdigest()
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        write_json(path, self, schema=TABLES_SCHEMA, enc_hook=_encode_array, dec_hook=_decode_array)
+        write_json(path, self, schema=TABLES_SCHEMA, enc_hook=encode_array, dec_hook=decode_array)
 
 
 def _brackets(axis: Sequence[int], value: float) -> list[tuple[int, float]]:
@@ -283,90 +282,3 @@ def _brackets(axis: Sequence[int], value: float) -> list[tuple[int, float]]:
         return [(high, 1.0)]
     weight = (value - axis[high - 1]) / (axis[high] - axis[high - 1])
     return [(high - 1, 1.0 - weight), (high, weight)]
-
-
-def _check_axis(place: str, axis: Sequence[int], *, least: int) -> None:
-    if not axis:
-        raise ValueError(f"{place}: expected at least one entry, got none")
-    for index, value in enumerate(axis):
-        if value < least:
-            raise ValueError(f"{place}[{index}]: expected at least {least}, got {value}")
-        least = value + 1
-
-
-def _check_length(place: str, row: NDArray[np.float64], most: int, unit: str) -> None:
-    if row.shape != (most + 1,):
-        raise ValueError(f"{place}: expected {most + 1} cells, for 0 to {most} {unit}, got shape {list(row.shape)}")
-
-
-def _check_table(
-    name: str,
-    rows: tuple[int, ...],
-    ms: NDArray[np.float64],
-    source: NDArray[np.uint8] | None,
-    ci_ms: NDArray[np.float64] | None,
-    *,
-    positive: bool,
-) -> None:
-    if ms.ndim != len(rows) + 1 or ms.shape[:-1] != rows or ms.shape[-1] < 2:
-        raise ValueError(f".{name}_ms: expected shape {list(rows)} and two or more cells a row, got {list(ms.shape)}")
-    for place, array in ((f".{name}_source", source), (f".{name}_ci_ms", ci_ms)):
-        if array is not None and array.shape != ms.shape:
-            raise ValueError(f"{place}: expected shape {list(ms.shape)}, got {list(array.shape)}")
-    bad = ~np.isfinite(ms) | ((ms <= 0) if positive else (ms < 0)) | (ms > _MOST_MS)
-    _refuse_cells(f".{name}_ms", ms, bad, "a positive" if positive else "a non-negative")
-    if ci_ms is not None:
-        _refuse_cells(f".{name}_ci_ms", ci_ms, ~np.isfinite(ci_ms) | (ci_ms < 0), "a non-negative")
-    for array in (ms, source, ci_ms):
-        if array is not None:
-            array.setflags(write=False)
-
-
-def _refuse_cells(place: str, array: NDArray[np.float64], bad: NDArray[np.bool_], expected: str) -> None:
-    for cell in np.argwhere(bad):
-        at = "".join(f"[{index}]" for index in cell)
-        raise ValueError(
-            f"{place}{at}: expected {expected} finite number of milliseconds, got {float(array[tuple(cell)])}"
-        )
-
-
-def _encode_array(array: object) -> Any:
-    """Costs as nested lists; sources as one string of letters a row."""
-    if not isinstance(array, np.ndarray):
-        raise NotImplementedError(f"cannot encode {type(array)}")
-    if array.dtype != np.uint8:
-        return array.tolist()
-    if array.ndim == 1:
-        return "".join(_LETTERS[source] for source in array)
-    return [_encode_array(row) for row in array]
-
-
-def _decode_array(type_: Any, value: Any) -> NDArray[Any]:
-    sources = get_args(get_args(type_)[1])[0] is np.uint8
-    expected: Any = str if sources else float
-    inner = value
-    while isinstance(inner, list):
-        expected = list[expected]
-        inner = inner[0] if inner else None
-    try:
-        nested = msgspec.convert(value, expected)
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).replace("`", "").partition(" - at $")
-        raise ValueError(f"{place}: {text[0].lower()}{text[1:]}" if place else text) from error
-    return _stack(nested, "", sources)
-
-
-def _stack(value: Any, place: str, sources: bool) -> NDArray[Any]:
-    """Nested lists of equal length as an array; a row of sources is a string."""
-    if isinstance(value, str):
-        for index, letter in enumerate(value):
-            if letter not in _LEGEND:
-                raise ValueError(f"{place}[{index}]: expected one of {', '.join(_LETTERS)}, got {letter!r}")
-        return np.array([_LETTERS.index(letter) for letter in value], dtype=np.uint8)
-    if not (isinstance(value, list) and value and isinstance(value[0], list | str)):
-        return np.array(value, dtype=np.uint8 if sources else np.float64)
-    rows = [_stack(row, f"{place}[{index}]", sources) for index, row in enumerate(value)]
-    for index, row in enumerate(rows):
-        if row.shape != rows[0].shape:
-            raise ValueError(f"{place}[{index}]: expected {rows[0].shape[0]} entries as in [0], got {row.shape[0]}")
-    return np.stack(rows)

@@ -26,13 +26,16 @@ __all__ = [
 #   1  first version
 VALIDATION_SCHEMA: Final = "specplan.validation/1"
 
-Part = Literal["verify", "draft", "draft-prefill", "host"]
+Part = Literal["verify", "prefill", "draft", "draft-prefill", "host"]
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 
 
 class PartError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One part of a step, as the mean over the measured steps, in milliseconds. `verify` holds the head and the mask.
+    """One part of a step, as the mean over the measured steps, in milliseconds.
+
+    `verify` is the target's pass in steps without prompt tokens, `prefill` in those with; both hold the head and the
+    mask, and count 0 in the other steps.
 
     `measured_detail_ms` splits the measured part further, by the phases that the engine tells.
     """

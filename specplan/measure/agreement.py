@@ -39,7 +39,7 @@ def compare_decisions(
 
 
 def decision(step: EngineStep | StepRecord) -> tuple[object, ...]:
-    return step.requests, step.num_reqs, step.num_tokens, step.admitted, step.accepted
+    return step.requests, step.size.num_reqs, step.num_tokens, step.admitted, step.accepted
 
 
 def explain(

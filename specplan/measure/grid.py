@@ -8,20 +8,26 @@ from typing import Literal
 from specplan.engine.passes import FEED_LEN
 from specplan.errors import ConfigError
 from specplan.shapes import (
+    EVEN,
+    SPREAD,
     Layout,
     Lengths,
     StepShape,
     default_capture_sizes,
-    longest_context,
     padded_size,
+    powers_of_four,
     profiled_shapes,
+    prompt_lens,
     request_grid,
     require_ascending,
+    spread_lens,
 )
 
 __all__ = ["MeasuredPoint", "ProfilePlan"]
 
 Mode = Literal["graph", "eager"]
+
+FEWEST_PROMPT_TOKENS = 16  # of a mixed step that is timed; fewer cost about as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,7 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilePlan:
-    """What to measure. `context_len` is the KV tokens each request holds before the step.
+    """What to measure. `context_len` is the KV tokens each verifying request holds before the step.
 
     `layouts` are those of the verify pass. Multi-query is one of them, for it is what tables price. `lengths`: see
     `shapes.Lengths`; a drafter's queries are alike, whatever a budget does.
@@ -50,6 +56,9 @@ class ProfilePlan:
     layouts: tuple[Layout, ...] = ("multi-query",)
     lengths: tuple[Lengths, ...] = ("even",)
     num_reqs: tuple[int, ...] = ()  # powers of two and the most where none are named
+    context_spread: tuple[float, ...] = SPREAD  # of steps whose lengths are not even
+    prompt_len: float = 0  # the mean of the prompts in mixed steps, the context where 0
+    prompt_spread: tuple[float, ...] = EVEN
 
     def __post_init__(self) -> None:
         limits = {
@@ -81,6 +90,9 @@ class ProfilePlan:
         layouts: tuple[Layout, ...] = ("multi-query",),
         lengths: tuple[Lengths, ...] = ("even",),
         num_reqs: tuple[int, ...] = (),
+        context_spread: tuple[float, ...] = SPREAD,
+        prompt_len: float = 0,
+        prompt_spread: tuple[float, ...] = EVEN,
     ) -> ProfilePlan:
         """The sizes that vLLM captures for these limits; `ceiling` as in `default_capture_sizes`."""
         return cls(
@@ -97,6 +109,9 @@ class ProfilePlan:
             layouts=layouts,
             lengths=lengths,
             num_reqs=num_reqs,
+            context_spread=context_spread,
+            prompt_len=prompt_len,
+            prompt_spread=prompt_spread,
         )
 
     @property
@@ -108,11 +123,34 @@ class ProfilePlan:
     @property
     def longest_sequence(self) -> int:
         """The most keys of one request at any point; the drafter stays within it, at K - 1 past its context."""
-        return longest_context(self.context_len, self.lengths) + self.longest_query
+        counts = self.num_reqs or request_grid(self.max_num_seqs)
+        longest_context = max(
+            max(self.context_lens(n, self.context_len, lengths)) for n in counts for lengths in self.lengths
+        )
+        longest_prompt = max(max(self.prompts(size)) for size in self.prompt_sizes)
+        return max(longest_context + self.longest_query, longest_prompt)
+
+    @property
+    def prompt_sizes(self) -> tuple[int, ...]:
+        """Prompt tokens of a step, up to all that it may hold."""
+        return powers_of_four(FEWEST_PROMPT_TOKENS, self.max_num_batched_tokens)
+
+    @property
+    def num_cache_rows(self) -> int:
+        """As many as the most requests need, with the most prompts beside them."""
+        return self.max_num_seqs + len(self.prompts(self.prompt_sizes[-1]))
+
+    def prompts(self, num_tokens: int) -> tuple[int, ...]:
+        """The prompts that bring `num_tokens` to a step."""
+        return prompt_lens(num_tokens, self.prompt_len or self.context_len, self.prompt_spread)
+
+    def context_lens(self, num_reqs: int, context_len: int, lengths: Lengths) -> tuple[int, ...]:
+        """Of requests that verify or draft."""
+        return spread_lens(num_reqs, context_len, EVEN if lengths == "even" else self.context_spread)
 
     def points(self) -> list[MeasuredPoint]:
-        """Verify over requests and tokens, drafts over requests and k, in both modes; the eager tail; the drafter's
-        prefill over tokens; and in batch expansion the verify points that are compared with it."""
+        """Verify over requests and tokens, drafts over requests and k, in both modes; the eager tail; mixed steps; the
+        drafter's prefill over tokens; and in batch expansion the verify points that are compared with it."""
         shapes = profiled_shapes(
             max_num_seqs=self.max_num_seqs,
             num_speculative_tokens=self.num_speculative_tokens,
@@ -128,25 +166,22 @@ class ProfilePlan:
             for num_reqs in self.num_reqs or request_grid(self.max_num_seqs):
                 points += [self.draft_point(mode, num_reqs, k) for k in range(self.num_speculative_tokens + 1)]
         points += [MeasuredPoint(model="verify", mode="eager", shape=shape) for shape in shapes[len(captured) :]]
+        points += self.mixed_points()
         points = [
             replace(point, shape=replace(point.shape, lengths=lengths))
             for lengths in self.lengths
             for point in points
-            if point.model == "verify" or lengths != "ragged"
+            if lengths != "ragged" or (point.model == "verify" and not point.shape.is_mixed)
         ]
         expanded = [self.expanded(point) for point in points if self.is_compared(point)]
-        return [
-            *points,
-            *(self.draft_prefill_point(size) for size in request_grid(self.max_num_batched_tokens)),
-            *expanded,
-        ]
+        return [*points, *map(self.draft_prefill_point, self.prompt_sizes), *expanded]
 
     def is_compared(self, point: MeasuredPoint) -> bool:
         """Whether layouts are compared at a multi-query point.
 
         They are where a step runs of as many requests with k drafts each, of any k: at its padded size, in its mode.
         """
-        if "batch-expansion" not in self.layouts or point.model != "verify":
+        if "batch-expansion" not in self.layouts or point.model != "verify" or point.shape.is_mixed:
             return False
         if (point.mode == "graph") != (point.shape.num_tokens <= self.capture_sizes[-1]):
             return False
@@ -165,8 +200,30 @@ class ProfilePlan:
         shape = StepShape(num_reqs=num_reqs, num_tokens=tokens, context_len=self.context_len)
         return MeasuredPoint(model="draft", mode=mode, shape=shape, k=k)
 
+    def mixed_points(self) -> list[MeasuredPoint]:
+        """Prompt tokens beside verifying requests without drafts and with K each; and beside none.
+
+        The grid is whole, though its corner is a step of more tokens than an engine would run.
+        """
+        verifying = self.num_reqs or powers_of_four(1, self.max_num_seqs)
+        points = []
+        for size in self.prompt_sizes:
+            points.append(self.mixed_point(0, 0, size))
+            points += [self.mixed_point(n, k, size) for n in verifying for k in (0, self.num_speculative_tokens)]
+        return points
+
+    def mixed_point(self, num_verifying: int, k: int, num_prompt_tokens: int) -> MeasuredPoint:
+        num_prefilling = len(self.prompts(num_prompt_tokens))
+        shape = StepShape(
+            num_reqs=num_verifying + num_prefilling,
+            num_tokens=num_verifying * (1 + k) + num_prompt_tokens,
+            context_len=self.context_len if num_verifying else 0,
+            num_prefilling=num_prefilling,
+            num_prompt_tokens=num_prompt_tokens,
+        )
+        return MeasuredPoint(model="verify", mode="eager", shape=shape)
+
     def draft_prefill_point(self, num_tokens: int) -> MeasuredPoint:
-        """Whole prompts, into empty rows: as few as hold the tokens in the length that the other points need anyway."""
-        num_reqs = -(-num_tokens // self.longest_sequence)
-        shape = StepShape(num_reqs=num_reqs, num_tokens=num_tokens, context_len=0)
+        """The prompts that a mixed step of as many prompt tokens runs."""
+        shape = StepShape(num_reqs=len(self.prompts(num_tokens)), num_tokens=num_tokens, context_len=0)
         return MeasuredPoint(model="draft-prefill", mode="eager", shape=shape)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specplan.engine import EngineStep, ServingCase
 from specplan.files import CostTables, Trace
 from specplan.files.validation import Part, PartError, SizeError
-from specplan.simulation.prices import StepPrices, VerifyPrices
+from specplan.planning.prices import StepPrices, VerifyPrices
 from specplan.simulation.replay import ReplayCase, StepRecord, Workload, replay_steps
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
 HOST_PHASES: Final = ("schedule", "plan", "layout", "commit", "record")
 PHASES_OF: Final[dict[Part, tuple[str, ...]]] = {
     "verify": ("verify", "head"),
+    "prefill": ("verify", "head"),
     "draft": ("draft",),
     "draft-prefill": ("draft-prefill",),
     "host": HOST_PHASES,
@@ -48,6 +49,11 @@ class TimedStep:
 
     def sum_ms(self, phases: Sequence[str]) -> float:
         return sum(self.phases_ms.get(phase, 0.0) for phase in phases)
+
+    def part_ms(self, part: Part, phase: str) -> float:
+        """What a phase took of a part: the target's passes are of `prefill` where they run prompt tokens."""
+        other = "verify" if self.step.size.num_prompt_tokens else "prefill"
+        return 0.0 if part == other else self.phases_ms.get(phase, 0.0)
 
 
 def replay_case(trace: Trace, case: ServingCase, planner: CostTables) -> list[StepRecord]:
@@ -91,12 +97,14 @@ class Prediction:
 
     def parts_ms(self, step: EngineStep | StepRecord) -> dict[Part, float]:
         """What each part of a step should cost, of the replay or of the engine."""
-        verify_ms = self.prices.verify.row(step.num_reqs, step.mean_context_len)[step.num_tokens]
+        size = step.size
+        target_ms = self.prices.target_ms(size, step.num_tokens - size.num_non_draft_tokens)
         return {
-            "verify": float(verify_ms),
-            "draft": float(self.prices.draft_ms[step.k, step.num_reqs]),
-            "draft-prefill": float(self.prices.draft_prefill_ms[step.num_prompt_tokens]),
-            "host": float(self.prices.overhead_ms[step.num_reqs]),
+            "verify": 0.0 if size.num_prompt_tokens else target_ms,
+            "prefill": target_ms if size.num_prompt_tokens else 0.0,
+            "draft": float(self.prices.draft_ms[step.k, size.num_reqs]),
+            "draft-prefill": float(self.prices.draft_prefill_ms[size.num_prompt_tokens]),
+            "host": float(self.prices.overhead_ms[size.num_reqs]),
         }
 
     def step_ms(self, step: EngineStep | StepRecord) -> float:
@@ -111,14 +119,18 @@ def step_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> NDArray[n
 def part_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> list[PartError]:
     """Each part, predicted and measured, as the mean over the steps."""
     predicted = [prediction.parts_ms(timed.step) for timed in steps]
+    details = {
+        part: {phase: float(np.mean([timed.part_ms(part, phase) for timed in steps])) for phase in phases}
+        for part, phases in PHASES_OF.items()
+    }
     return [
         PartError(
             part=part,
             predicted_ms=float(np.mean([each[part] for each in predicted])),
-            measured_ms=float(np.mean([timed.sum_ms(phases) for timed in steps])),
-            measured_detail_ms={phase: float(np.mean([timed.sum_ms((phase,)) for timed in steps])) for phase in phases},
+            measured_ms=sum(detail_ms.values()),
+            measured_detail_ms=detail_ms,
         )
-        for part, phases in PHASES_OF.items()
+        for part, detail_ms in details.items()
     ]
 
 
@@ -127,7 +139,7 @@ def size_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> list[Size
     groups: dict[tuple[int, int, bool], list[TimedStep]] = {}
     for timed in steps:
         step = timed.step
-        groups.setdefault((step.num_reqs, step.executed_tokens, step.num_prompt_tokens > 0), []).append(timed)
+        groups.setdefault((step.size.num_reqs, step.executed_tokens, step.size.num_prompt_tokens > 0), []).append(timed)
     return [
         SizeError(
             num_reqs=num_reqs,

@@ -17,7 +17,7 @@ from specplan.engine.passes import FEED_LEN, DraftPasses, PromptPass, VerifyPass
 from specplan.errors import ConfigError, MeasurementError
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.models import Decoder, KVCache
-from specplan.shapes import StepShape, even_query_lens, padded_size, ragged_query_lens, spread_context_lens
+from specplan.shapes import StepShape, even_query_lens, padded_size, ragged_query_lens
 
 __all__ = ["ReadyStep", "StepFactory"]
 
@@ -37,6 +37,15 @@ class ReadyStep:
     executed_num_reqs: int
     executed_num_tokens: int
     before: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """What one request brings to a verify pass."""
+
+    query_len: int
+    context_len: int
+    num_drafts: int  # the last of its queries
 
 
 class StepFactory:
@@ -114,14 +123,16 @@ class StepFactory:
         return precede
 
     def followed(self, point: MeasuredPoint) -> MeasuredPoint | None:
-        num_reqs, num_tokens = point.shape.num_reqs, point.shape.num_tokens
-        if point.model != "verify":
-            return self.plan.verify_point("eager", num_reqs, num_reqs * (1 + (point.k or 0)))
-        if num_tokens == num_reqs:
+        shape = point.shape
+        if point.model == "draft-prefill":
+            return self.plan.mixed_point(0, 0, shape.num_tokens)
+        if point.k is not None:
+            return self.plan.verify_point("eager", shape.num_reqs, shape.num_reqs * (1 + point.k))
+        if shape.num_drafts == 0:
             return None
         most = self.plan.num_speculative_tokens
-        drafts = most if point.shape.lengths == "ragged" else min(most, -(-num_tokens // num_reqs) - 1)
-        return self.plan.draft_point("eager", num_reqs, drafts)
+        drafts = most if shape.lengths == "ragged" else min(most, -(-shape.num_drafts // shape.num_verifying))
+        return self.plan.draft_point("eager", shape.num_verifying, drafts)
 
     def laid_out_once(self, point: MeasuredPoint) -> ReadyStep:
         if point not in self.preceding:
@@ -130,11 +141,13 @@ class StepFactory:
 
     def verify_step(self, point: MeasuredPoint) -> ReadyStep:
         shape = point.shape
+        rows = self.rows_of(shape)
         verify = VerifyPass(
             self.target,
             self.target_cache,
-            query_lens=self.query_lens(shape),
-            context_lens=spread_context_lens(shape.num_reqs, shape.context_len, shape.lengths),
+            query_lens=[row.query_len for row in rows],
+            context_lens=[row.context_len for row in rows],
+            num_drafts=[row.num_drafts for row in rows] if shape.is_mixed else None,
             padded_tokens=padded_size(shape.num_tokens, self.plan.capture_sizes) if point.mode == "graph" else None,
             layout=shape.layout,
         )
@@ -150,15 +163,36 @@ class StepFactory:
             executed_num_tokens=verify.executed_num_tokens,
         )
 
-    def query_lens(self, shape: StepShape) -> tuple[int, ...]:
+    def rows_of(self, shape: StepShape) -> list[StepRow]:
+        """Prompts stand evenly among the requests that verify: a new request takes the place of any that has ended."""
+        verifying = self.verifying_rows(shape)
+        prompts = self.plan.prompts(shape.num_prompt_tokens)
+        rows = []
+        for index, length in enumerate(prompts):
+            start, stop = (len(verifying) * place // len(prompts) for place in (index, index + 1))
+            rows += [*verifying[start:stop], StepRow(query_len=length, context_len=0, num_drafts=0)]
+        return rows or verifying
+
+    def verifying_rows(self, shape: StepShape) -> list[StepRow]:
+        num_reqs, num_tokens = shape.num_verifying, shape.num_verifying + shape.num_drafts
+        if num_reqs == 0:
+            return []
         if shape.lengths == "ragged":
-            return ragged_query_lens(shape.num_reqs, shape.num_tokens, self.plan.num_speculative_tokens)
-        return even_query_lens(shape.num_reqs, shape.num_tokens)
+            query_lens = ragged_query_lens(num_reqs, num_tokens, self.plan.num_speculative_tokens)
+        else:
+            query_lens = even_query_lens(num_reqs, num_tokens)
+        return [
+            StepRow(query_len=query_len, context_len=context_len, num_drafts=query_len - 1)
+            for query_len, context_len in zip(query_lens, self.context_lens(shape), strict=True)
+        ]
+
+    def context_lens(self, shape: StepShape) -> tuple[int, ...]:
+        """Of the requests that verify or draft."""
+        return self.plan.context_lens(shape.num_verifying, shape.context_len, shape.lengths)
 
     def draft_step(self, point: MeasuredPoint, k: int) -> ReadyStep:
         shape = point.shape
-        contexts = spread_context_lens(shape.num_reqs, shape.context_len, shape.lengths)
-        committed = [max(FEED_LEN, length) for length in contexts]
+        committed = [max(FEED_LEN, length) for length in self.context_lens(shape)]
         passes = DraftPasses(self.draft, self.draft_cache, committed_lens=committed, k=k)
         feed_ids = self.random_tokens(self.draft, sum(passes.feed_lens))
         return ReadyStep(
@@ -168,7 +202,7 @@ class StepFactory:
         )
 
     def draft_prefill_step(self, point: MeasuredPoint) -> ReadyStep:
-        lens = even_query_lens(point.shape.num_reqs, point.shape.num_tokens)
+        lens = self.plan.prompts(point.shape.num_tokens)
         prompt = PromptPass(self.draft, self.draft_cache, query_lens=lens, context_lens=[0] * len(lens))
         token_ids = self.random_tokens(self.draft, point.shape.num_tokens)
         return ReadyStep(
@@ -181,7 +215,7 @@ class StepFactory:
         weight = decoder.model.embed_tokens.weight
         cache = KVCache(
             decoder.config,
-            num_rows=self.plan.max_num_seqs,
+            num_rows=self.plan.num_cache_rows,
             max_len=self.plan.longest_sequence,
             device=weight.device,
             dtype=weight.dtype,

@@ -37,10 +37,8 @@ from specplan.measure.profiling import assemble_profile, model_info
 from specplan.measure.steps import StepFactory
 from specplan.measure.sweep import StoppingRule, Sweep
 from specplan.measure.validation_plan import (
+    ProfilePlans,
     ValidationPlan,
-    context_lens,
-    points_to_measure,
-    profile_plan,
     random_prompts,
     require_imposable,
 )
@@ -75,11 +73,14 @@ class Served:
     def measured(self) -> list[TimedStep]:
         return [timed for timed in self.steps if not timed.is_calibration]
 
-    @property
-    def calibration(self) -> list[TimedStep]:
-        """Of full batches where there are any: the odd step of fewer requests is no basis for a price."""
-        timed = [timed for timed in self.steps if timed.is_calibration]
-        return [timed for timed in timed if timed.step.num_reqs == self.case.concurrency] or timed
+    def calibration(self, rounds: Sequence[int]) -> list[TimedStep]:
+        """Of these rounds, or of all where the case was done before; of full batches, where there are any.
+
+        The odd step of fewer requests is no basis for a price.
+        """
+        every = [timed for timed in self.steps if timed.is_calibration]
+        timed = [timed for timed in every if timed.round_number in rounds] or every
+        return [timed for timed in timed if timed.step.size.num_reqs == self.case.concurrency] or timed
 
     def predict(self, tables: CostTables) -> Prediction:
         return Prediction(records=self.planned, prices=step_prices(self.case, tables))
@@ -139,15 +140,15 @@ def validate_pair(
         require_imposable(target, draft, imposed, plan)
         trace = imposed
         prompts = random_prompts(target, imposed, plan.seed)
-    contexts = context_lens(trace, target, draft, plan)
-    plans = [profile_plan(plan, context) for context in contexts]
-    factory = StepFactory(target.decoder, draft.decoder, plans[-1], seed=plan.seed)
-    running = Sweep(factory, points_to_measure(plan, plans), seed=plan.seed)
+    num_positions = min(model.decoder.config.max_position_embeddings for model in (target, draft))
+    plans = ProfilePlans.of_trace(plan, trace, num_positions=num_positions)
+    factory = StepFactory(target.decoder, draft.decoder, plans.long, seed=plan.seed)
+    running = Sweep(factory, plans.points(), seed=plan.seed)
     for index, _ in enumerate(running.make_ready()):
         on_progress(0.15 * index / len(running.all_series), "making steps ready")
 
     def profile_of(rounds: Sequence[int], host: Sequence[Sample]) -> Profile:
-        whole = assemble_profile(target, draft, plans[-1], running.result(stopped_by="cap"), created=created)
+        whole = assemble_profile(target, draft, plans.long, running.result(stopped_by="cap"), created=created)
         samples = [of_rounds(sample, rounds) for sample in whole.samples]
         return msgspec.structs.replace(whole, samples=[*samples, *host])
 
@@ -155,11 +156,7 @@ def validate_pair(
     def tables_of(policy: Policy, rounds: tuple[int, ...]) -> CostTables:
         """With the host's work under the policy: it is not the same with a drafter and with a budget as without."""
         timed = [
-            timed
-            for served in served_cases
-            if served.case.policy == policy
-            for timed in served.calibration
-            if timed.round_number in rounds
+            timed for served in served_cases if served.case.policy == policy for timed in served.calibration(rounds)
         ]
         lengths: Lengths = "ragged" if policy.has_budget else "spread"
         return tables_from_profile(profile_of(rounds, host_samples(timed)), lengths=lengths)
@@ -174,7 +171,7 @@ def validate_pair(
             on_progress(done + 0.4 * share / plan.num_rounds, f"round {number + 1}: profiling")
         if planner is None:
             # Decided by the first round and kept: a budget that moved with the profile would be another policy.
-            planner = tables_from_profile(profile_of([0], []), lengths=plans[-1].lengths[-1])
+            planner = tables_from_profile(profile_of([0], []), lengths=plans.long.lengths[-1])
             served_cases = [
                 serve(target, draft, prompts, trace, plan, policy, concurrency, planner, imposed)
                 for concurrency in plan.concurrencies
@@ -310,7 +307,7 @@ def host_samples(steps: Sequence[TimedStep]) -> list[Sample]:
     """What the steps spent outside the passes, by shape."""
     shapes: dict[tuple[int, int, int], list[TimedStep]] = {}
     for timed in steps:
-        shapes.setdefault((timed.step.num_reqs, timed.step.num_tokens, timed.step.k), []).append(timed)
+        shapes.setdefault((timed.step.size.num_reqs, timed.step.num_tokens, timed.step.k), []).append(timed)
     return [
         Sample(
             model="host",
@@ -321,7 +318,7 @@ def host_samples(steps: Sequence[TimedStep]) -> list[Sample]:
             executed_num_reqs=num_reqs,
             executed_num_tokens=num_tokens,
             k=k,
-            context_len=round(float(np.mean([timed.step.mean_context_len for timed in same]))),
+            context_len=round(float(np.mean([timed.step.size.context_len for timed in same]))),
             warmup_ms=[],
             repetitions_ms=[timed.sum_ms(HOST_PHASES) for timed in same],
             stop_reason="cap",

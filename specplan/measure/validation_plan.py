@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specplan.engine.passes import FEED_LEN
 from specplan.errors import ConfigError
@@ -14,17 +14,17 @@ from specplan.files import Trace
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.models import LoadedModel
 from specplan.planning import Policy
-from specplan.shapes import CONTEXT_SPREAD
 from specplan.simulation.verdicts import FEWEST_ROUNDS
 
 __all__ = [
+    "ProfilePlans",
     "ValidationPlan",
-    "context_lens",
-    "points_to_measure",
-    "profile_plan",
     "random_prompts",
     "require_imposable",
 ]
+
+
+NUM_QUANTILES = 33
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +69,53 @@ class ValidationPlan:
             )
 
 
-def points_to_measure(plan: ValidationPlan, plans: Sequence[ProfilePlan]) -> list[MeasuredPoint]:
-    """What prices the cases: the modes that run, at the requests that are served."""
-    points = [point for each in plans for point in each.points() if is_priced(point, each.capture_sizes[-1])]
-    return list(dict.fromkeys(points))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePlans:
+    """What is timed, at contexts of the trace. Tables have no axis of contexts for the drafter, which gets the mean."""
+
+    short: ProfilePlan
+    mean: ProfilePlan
+    long: ProfilePlan  # short, where the models hold no two
+
+    @classmethod
+    def of_trace(cls, plan: ValidationPlan, trace: Trace, *, num_positions: int) -> ProfilePlans:
+        """The short and the long context are the tenth and ninetieth percentile, as far as the models hold them.
+
+        Contexts and prompts are as unlike as the trace's: attention that pads to the longest pays for it.
+        """
+        in_cache = trace.prompt_len[trace.request] + trace.position  # [rows]
+        shortest = profile_plan(plan, trace, FEED_LEN)
+        widest = 1 + max(max(shortest.context_lens(n, 1000, "spread")) for n in plan.concurrencies) / 1000
+        most = int((num_positions - shortest.longest_query) / widest)
+        if most < FEED_LEN:
+            raise ConfigError(
+                f"steps of up to {shortest.longest_query} tokens per request leave no context of the models' "
+                f"{num_positions} positions",
+                "lower --max-num-batched-tokens, or raise --concurrency",
+            )
+        contexts = (np.percentile(in_cache, 10), in_cache.mean(), np.percentile(in_cache, 90))
+        short, mean, long = (profile_plan(plan, trace, int(np.clip(length, FEED_LEN, most))) for length in contexts)
+        # While prompts wait for room a step holds fewer requests, and what a drafter costs is not linear in them.
+        halves = {max(1, concurrency // 2) for concurrency in plan.concurrencies}
+        return cls(short=short, mean=replace(mean, num_reqs=tuple(sorted({*mean.num_reqs, *halves}))), long=long)
+
+    def points(self) -> list[MeasuredPoint]:
+        """What prices the cases: the modes that run, at the requests that are served."""
+        points = [point for each in (self.short, self.long) for point in each.points() if point.model != "draft"]
+        points += [point for point in self.mean.points() if point.model == "draft"]
+        return [point for point in dict.fromkeys(points) if is_priced(point, self.long.capture_sizes[-1])]
 
 
 def is_priced(point: MeasuredPoint, capture_limit: int) -> bool:
+    if point.shape.is_mixed:
+        return True
     if point.model == "verify":
         return (point.mode == "graph") == (point.shape.num_tokens <= capture_limit)
     return point.model == "draft-prefill" or point.mode == "graph"
 
 
-def profile_plan(plan: ValidationPlan, context_len: int) -> ProfilePlan:
+def profile_plan(plan: ValidationPlan, trace: Trace, context_len: int) -> ProfilePlan:
+    prompts = np.maximum(trace.prompt_len, 1)
     return ProfilePlan.default(
         max_num_seqs=max(plan.concurrencies),
         num_speculative_tokens=plan.num_speculative_tokens,
@@ -90,22 +124,15 @@ def profile_plan(plan: ValidationPlan, context_len: int) -> ProfilePlan:
         # Requests of a batch differ in length, and a budget makes their queries differ as well.
         num_reqs=tuple(sorted({*plan.concurrencies})),
         lengths=("spread", "ragged") if any(policy.has_budget for policy in plan.policies) else ("spread",),
+        context_spread=spread_of(trace.prompt_len[trace.request] + trace.position),
+        prompt_len=float(prompts.mean()),
+        prompt_spread=spread_of(prompts),
     )
 
 
-def context_lens(trace: Trace, target: LoadedModel, draft: LoadedModel, plan: ValidationPlan) -> list[int]:
-    """A short and a long context of the trace, where the models hold them: its tenth and ninetieth percentile."""
-    in_cache = trace.prompt_len[trace.request] + trace.position  # [rows]
-    positions = min(model.decoder.config.max_position_embeddings for model in (target, draft))
-    longest_query = profile_plan(plan, FEED_LEN).longest_query
-    most = int((positions - longest_query) / (1 + CONTEXT_SPREAD))
-    if most < FEED_LEN:
-        raise ConfigError(
-            f"steps of up to {longest_query} tokens per request leave no context of the models' {positions} positions",
-            "lower --max-num-batched-tokens, or raise --concurrency",
-        )
-    lens = {max(FEED_LEN, min(most, int(length))) for length in np.percentile(in_cache, (10, 90))}
-    return sorted(lens)
+def spread_of(lengths: NDArray[np.integer]) -> tuple[float, ...]:
+    """Quantiles of lengths over their mean; see `shapes.EVEN`."""
+    return tuple(np.quantile(lengths / lengths.mean(), np.linspace(0, 1, NUM_QUANTILES)).tolist())
 
 
 def require_imposable(target: LoadedModel, draft: LoadedModel, trace: Trace, plan: ValidationPlan) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specplan.files import CostTables
+from specplan.files.mixed_costs import MixedCosts
 from specplan.files.tables import LayoutCosts, Source
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ def tables_report(tables: CostTables) -> Iterator[RenderableType]:
     """What steps cost, how far that can be trusted, and what was found."""
     yield verify_table(tables)
     yield draft_table(tables)
+    if tables.mixed is not None:
+        yield mixed_table(tables.mixed)
     yield from layout_tables(tables)
     yield from row_lines(tables)
     yield from error_lines(tables)
@@ -71,6 +74,24 @@ def draft_table(tables: CostTables) -> Table:
     return table
 
 
+def mixed_table(mixed: MixedCosts) -> Table:
+    """At the longest context, where each of the verifying requests has no drafts, and the most."""
+    table = new_table(
+        "Verify pass of a step that runs prompts, ms, by verifying requests, drafts of each and prompt tokens "
+        f"(context {mixed.contexts[-1]}; nothing pads)",
+        "verifying",
+        "drafts",
+    )
+    for size in mixed.prompt_tokens:
+        table.add_column(str(size), justify="right")
+    for v, num_verifying in enumerate(mixed.num_verifying):
+        for d, drafts in enumerate(mixed.drafts):
+            if num_verifying or d == 0:
+                shown = str(drafts) if num_verifying else "-"
+                table.add_row(str(num_verifying), shown, *(f"{ms:.3g}" for ms in mixed.ms[-1, v, d]))
+    return table
+
+
 def layout_tables(tables: CostTables) -> Iterator[Table]:
     """How many times as long batch expansion takes, by context; nothing where one layout was measured."""
     for context_len in sorted({costs.context_len for costs in tables.layout_costs}):
@@ -108,11 +129,13 @@ def row_lines(tables: CostTables) -> Iterator[str]:
         yield f"{name}: {ms[1]:.3g}{marks[0]} ms at 1 {unit}, {ms[-1]:.3g}{marks[1]} ms at {len(ms) - 1}{note}"
 
 
-def new_table(title: str) -> Table:
+def new_table(title: str, *rows: str) -> Table:
+    """`rows` head the columns that say which row it is."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", caption_justify="left")
-    table.add_column("requests", justify="right")
+    for header in rows or ("requests",):
+        table.add_column(header, justify="right")
     return table
 
 
@@ -120,6 +143,8 @@ def error_lines(tables: CostTables) -> Iterator[str]:
     errors = {"captured": tables.error.captured, "smooth": tables.error.smooth, "draft": tables.error.draft}
     if tables.overhead_source is not None:
         errors["host"] = tables.error.overhead
+    if tables.mixed is not None:
+        errors["mixed"] = tables.error.mixed
     if tables.draft_prefill_source is not None:
         errors["drafter prefill"] = tables.error.draft_prefill
     for region, error in errors.items():

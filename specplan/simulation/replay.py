@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specplan.planning import EmaController, Policy, admit_by_survival, choose_draft_budget, survival_probability
-from specplan.simulation.prices import StepPrices
+from specplan.planning.prices import StepPrices, StepSize
 from specplan.simulation.scheduler import ClosedLoop, RunningRequest, ScheduledStep, num_to_finish
 
 if TYPE_CHECKING:
@@ -114,11 +114,8 @@ class StepRecord:
     requests: tuple[int, ...]
     admitted: tuple[int, ...]
     accepted: tuple[int, ...]  # of the admitted ones
-    num_reqs: int
+    size: StepSize
     num_sampling: int
-    num_tokens: int
-    num_prompt_tokens: int
-    mean_context_len: float  # over the requests of the step, before it ran
     k: int  # drafts proposed per request, for the next step
     num_output_tokens: int
     num_verify_outputs: int  # of which from verifying requests
@@ -134,6 +131,10 @@ class StepRecord:
     def draft_budget(self) -> int:
         """Admitted drafts."""
         return sum(self.admitted)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.size.num_non_draft_tokens + self.draft_budget
 
     @property
     def num_accepted(self) -> int:
@@ -200,8 +201,7 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
             row = int(case.workload.first_row[request.request]) + request.emitted_len - 1
             visited.setdefault(request, []).append(row)
         admitted = _admit(case, step, k, [visited[request] for request in step.verifying])
-        num_tokens = step.num_non_draft_tokens + sum(admitted)
-
+        size = step.size
         accepted = [
             min(int(case.workload.accepted_len[visited[request][-1]]), request_admitted)
             for request, request_admitted in zip(step.verifying, admitted, strict=True)
@@ -214,9 +214,7 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
         if ema is not None:
             ema = ema.after(num_accepted=sum(accepted), num_verified=sum(admitted))
             k = ema.k
-        cost_ms = case.prices.step_ms(
-            step.num_reqs, step.mean_context_len, num_tokens, num_prompt_tokens=step.num_prompt_tokens, k=k
-        )
+        cost_ms = case.prices.step_ms(size, num_drafts=sum(admitted), k=k)
         now_ms += cost_ms
         for request, chunk in step.prefilling:
             request.prefilled_len += chunk
@@ -236,16 +234,13 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
             requests=tuple(request.request for request in step.verifying),
             admitted=tuple(admitted),
             accepted=tuple(accepted),
-            num_reqs=step.num_reqs,
+            size=size,
             num_sampling=step.num_sampling,
-            num_tokens=num_tokens,
-            num_prompt_tokens=step.num_prompt_tokens,
-            mean_context_len=step.mean_context_len,
             k=k,
             num_output_tokens=num_verify_outputs + len(step.completing),
             num_verify_outputs=num_verify_outputs,
             cost_ms=cost_ms,
-            is_extrapolated=case.prices.verify.is_extrapolated(step.num_reqs, step.mean_context_len, num_tokens),
+            is_extrapolated=case.prices.is_extrapolated(size, sum(admitted)),
             finished_tpot_ms=tuple(finished_tpot_ms),
         )
 
@@ -261,14 +256,15 @@ def _admit(case: ReplayCase, step: ScheduledStep, k: int, visited: list[list[int
     for r, rows in enumerate(visited):
         if len(rows) > case.lag:
             lagged[r] = case.confidence[rows[-1 - case.lag]]
+    prices, size = case.planner_prices, step.size
     choice = choose_draft_budget(
         lagged,
         scheduled,
         num_sampling=step.num_sampling,
-        num_non_draft_tokens=step.num_non_draft_tokens,
-        draft_ms=float(case.planner_prices.draft_ms[k, step.num_reqs]),
-        verify_ms=case.planner_prices.verify.row(step.num_reqs, step.mean_context_len),
-        overhead_ms=case.planner_prices.fixed_ms(step.num_reqs, step.num_prompt_tokens),
+        num_non_draft_tokens=size.num_non_draft_tokens,
+        draft_ms=float(prices.draft_ms[k, size.num_reqs]),
+        verify_ms=prices.target_row(size, num_verifying * k),
+        overhead_ms=prices.fixed_ms(size),
     )
     survival = survival_probability(case.confidence[live], scheduled)
     return [int(admitted) for admitted in admit_by_survival(survival, scheduled, choice.draft_budget)]

@@ -12,6 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from specplan.planning.ema import ALPHA, LESS_BELOW, MORE_ABOVE, fewest_drafts
+from specplan.planning.prices import StepPrices
 from specplan.simulation.replay import ReplayCase, ReplayTotals
 from specplan.simulation.scheduler import num_to_finish
 
@@ -44,11 +45,11 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
         case.lag,
         case.concurrency,
         case.max_num_batched_tokens,
-        (prices.verify.contexts, prices.verify.verify_ms, prices.draft_ms),
-        (prices.overhead_ms, prices.draft_prefill_ms),
+        _target_arrays(prices),
         prices.verify.extrapolated,
-        (planner.verify.contexts, planner.verify.verify_ms, planner.draft_ms[case.num_drafts]),
-        (planner.overhead_ms, planner.draft_prefill_ms),
+        (prices.draft_ms, prices.overhead_ms, prices.draft_prefill_ms),
+        _target_arrays(planner),
+        (planner.draft_ms, planner.overhead_ms, planner.draft_prefill_ms),
     )
     steps, verify_steps, finished, outputs, verifying, verify_outputs, admitted, accepted, guessed, num_tpot = counts
     return ReplayTotals(
@@ -65,6 +66,15 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
         tpot_ms_sum=tpot_ms_sum,
         num_tpot=num_tpot,
     )
+
+
+def _target_arrays(prices: StepPrices) -> tuple[NDArray[np.float64], ...]:
+    """Of VerifyPrices, then of MixedPrices: their axes and costs, no costs where there are none."""
+    verify, mixed = prices.verify, prices.mixed
+    if mixed is None:
+        return (verify.contexts, verify.verify_ms, *(np.zeros(1) for _ in range(4)), np.zeros((0, 1, 1, 1)))
+    axes = (mixed.contexts, mixed.num_verifying, mixed.drafts, mixed.prompt_tokens)
+    return (verify.contexts, verify.verify_ms, *axes, mixed.ms)
 
 
 @compiled
@@ -84,13 +94,12 @@ def _replay(
     lag: int,
     concurrency: int,
     max_tokens: int,
-    prices: Any,
-    fixed: Any,
+    target: Any,  # see _target_arrays
     extrapolated: Any,  # [C, max_num_reqs + 1, max_num_tokens + 1] bool
-    planner: Any,
-    planner_fixed: Any,
+    others: Any,  # draft_ms, overhead_ms, draft_prefill_ms
+    planner_target: Any,
+    planner_others: Any,
 ) -> Any:
-    contexts, verify_ms, draft_ms = prices
     fewest, alpha, less_below, more_above = ema
     # The running requests, in admission order.
     request = np.empty(concurrency, dtype=np.int64)
@@ -106,6 +115,7 @@ def _replay(
     lagged = np.empty((concurrency, k), dtype=np.float32)
     live = np.empty((concurrency, k), dtype=np.float32)
     ranked = np.empty((2, concurrency * k), dtype=np.float32)
+    target_ms = np.empty(concurrency * k + 1)  # by drafts of the step
 
     num_running = num_taken = 0
     steps = verify_steps = finished = outputs = verifying_sum = verify_outputs = 0
@@ -138,9 +148,11 @@ def _replay(
                 num_tokens += chunk[j]
                 num_reqs += 1
                 num_sampling += chunk[j] == prompt_left[j]
-                context_sum += prompt_len[request[j]] - prompt_left[j]
-        context_len = context_sum / num_reqs
+                if num_verifying == 0:
+                    context_sum += prompt_len[request[j]] - prompt_left[j]
+        context_len = context_sum / (num_verifying if num_verifying > 0 else num_reqs)
         prompt_tokens = num_tokens - num_verifying
+        size = (num_reqs, num_verifying, prompt_tokens, context_len)
 
         for v in range(num_verifying):
             j = row_of[v]
@@ -158,8 +170,9 @@ def _replay(
                 else:
                     lagged[v] = 1.0
             ranking = _rank(lagged[:num_verifying], ranked)
-            fixed_ms = _fixed_ms(planner_fixed, num_reqs, prompt_tokens)
-            budget = _best_budget(ranking, num_sampling, num_tokens, num_reqs, context_len, planner, fixed_ms)
+            _fill_target_ms(target_ms, planner_target, size, 0, len(ranking))
+            draft_ms, fixed_ms = planner_others[0][k, num_reqs], _fixed_ms(planner_others, size)
+            budget = _best_budget(ranking, num_sampling, target_ms, draft_ms, fixed_ms)
             if budget < num_verifying * k:
                 if lag > 0:
                     ranking = _rank(live[:num_verifying], ranked)
@@ -184,12 +197,9 @@ def _replay(
             elif ratio > more_above:
                 drafts = min(drafts + 1, k)
 
-        low, high, weight = _between(contexts, context_len)
-        below, above = verify_ms[low, num_reqs, num_tokens], verify_ms[high, num_reqs, num_tokens]
-        fixed_ms = _fixed_ms(fixed, num_reqs, prompt_tokens)
-        now_ms += draft_ms[drafts, num_reqs] + ((1.0 - weight) * below + weight * above) + fixed_ms
-        below_guessed, above_guessed = extrapolated[low, num_reqs, num_tokens], extrapolated[high, num_reqs, num_tokens]
-        extrapolated_steps += (weight < 1 and below_guessed) or (weight > 0 and above_guessed)
+        _fill_target_ms(target_ms, target, size, budget, budget)
+        now_ms += others[0][drafts, num_reqs] + target_ms[budget] + _fixed_ms(others, size)
+        extrapolated_steps += _is_extrapolated(target, extrapolated, size, budget)
         steps += 1
         verify_steps += num_verifying > 0
         verifying_sum += num_verifying
@@ -258,32 +268,84 @@ def _rank(survival: Any, ranked: Any) -> Any:
 def _best_budget(
     ranking: Any,
     num_sampling: int,
-    num_tokens: int,
-    num_reqs: int,
-    context_len: float,
-    planner: Any,
+    target_ms: Any,
+    draft_ms: float,
     fixed_ms: float,
 ) -> Any:
     """choose_draft_budget over survivals in descending order, every one of them eligible."""
-    contexts, verify_ms, draft_ms = planner
-    low, high, weight = _between(contexts, context_len)
     best, best_ratio, survival_sum = 0, -1.0, 0.0
     for budget in range(len(ranking) + 1):
         if budget > 0:
             survival_sum += np.float64(ranking[budget - 1])
-        below = verify_ms[low, num_reqs, num_tokens + budget]
-        above = verify_ms[high, num_reqs, num_tokens + budget]
-        cost_ms = draft_ms[num_reqs] + ((1.0 - weight) * below + weight * above) + fixed_ms
-        ratio = (num_sampling + survival_sum) / cost_ms
+        ratio = (num_sampling + survival_sum) / (draft_ms + target_ms[budget] + fixed_ms)
         if ratio > best_ratio:
             best, best_ratio = budget, ratio
     return best
 
 
 @compiled
-def _fixed_ms(fixed: Any, num_reqs: int, prompt_tokens: int) -> Any:
+def _fill_target_ms(row: Any, target: Any, size: Any, first: int, last: int) -> None:
+    """StepPrices.target_row with `first` to `last` drafts in all, at these places of `row`."""
+    contexts, verify_ms, mixed_contexts, verifying, drafts, prompts, mixed_ms = target
+    num_reqs, num_verifying, prompt_tokens, context_len = size
+    if prompt_tokens > 0 and len(mixed_ms) > 0:
+        by_drafts = _by_drafts(mixed_contexts, verifying, prompts, mixed_ms, size)
+        for budget in range(first, last + 1):
+            each = budget / max(num_verifying, 1)
+            low = min(max(np.searchsorted(drafts, each) - 1, 0), max(len(drafts) - 2, 0))
+            high = min(low + 1, len(drafts) - 1)
+            span = drafts[high] - drafts[low] if high > low else 1.0
+            weight = min(max((each - drafts[low]) / span, 0.0), 1.0)
+            row[budget] = (1.0 - weight) * by_drafts[low] + weight * by_drafts[high]
+    else:
+        low, high, weight = _place_on(contexts, context_len)
+        for budget in range(first, last + 1):
+            num_tokens = num_verifying + prompt_tokens + budget
+            below, above = verify_ms[low, num_reqs, num_tokens], verify_ms[high, num_reqs, num_tokens]
+            row[budget] = (1.0 - weight) * below + weight * above
+
+
+@compiled
+def _by_drafts(contexts: Any, verifying: Any, prompts: Any, mixed_ms: Any, size: Any) -> Any:
+    """MixedPrices.by_drafts."""
+    _, num_verifying, prompt_tokens, context_len = size
+    by_drafts = np.zeros(mixed_ms.shape[2])
+    low, high, weight = _place_on(prompts, prompt_tokens)
+    beyond = 0.0
+    if len(prompts) > 1:
+        beyond = max(prompt_tokens - prompts[-1], 0.0) / (prompts[-1] - prompts[-2])
+    low_c, high_c, weight_c = _place_on(contexts, context_len)
+    low_v, high_v, weight_v = _place_on(verifying, num_verifying)
+    for c, context_weight in ((low_c, 1.0 - weight_c), (high_c, weight_c)):
+        for v, row_weight in ((low_v, 1.0 - weight_v), (high_v, weight_v)):
+            for d in range(len(by_drafts)):
+                by_size = mixed_ms[c, v, d]
+                at_size = (1.0 - weight) * by_size[low] + weight * by_size[high]
+                if beyond > 0:
+                    at_size += max(by_size[-1] - by_size[-2], 0.0) * beyond
+                by_drafts[d] += context_weight * row_weight * at_size
+    return by_drafts
+
+
+@compiled
+def _is_extrapolated(target: Any, extrapolated: Any, size: Any, budget: int) -> Any:
+    """StepPrices.is_extrapolated."""
+    contexts, _, _, verifying, drafts, prompts, mixed_ms = target
+    num_reqs, num_verifying, prompt_tokens, context_len = size
+    if prompt_tokens > 0 and len(mixed_ms) > 0:
+        past_prompts, past_drafts = prompt_tokens > prompts[-1], budget > num_verifying * drafts[-1]
+        return num_verifying > verifying[-1] or past_prompts or past_drafts
+    low, high, weight = _place_on(contexts, context_len)
+    num_tokens = num_verifying + prompt_tokens + budget
+    below, above = extrapolated[low, num_reqs, num_tokens], extrapolated[high, num_reqs, num_tokens]
+    return (weight < 1 and below) or (weight > 0 and above)
+
+
+@compiled
+def _fixed_ms(others: Any, size: Any) -> Any:
     """StepPrices.fixed_ms."""
-    overhead_ms, draft_prefill_ms = fixed
+    _, overhead_ms, draft_prefill_ms = others
+    num_reqs, _, prompt_tokens, _ = size
     return overhead_ms[num_reqs] + draft_prefill_ms[prompt_tokens]
 
 
@@ -308,11 +370,10 @@ def _admit(survival: Any, best: Any, admitted: Any) -> None:
 
 
 @compiled
-def _between(contexts: Any, context_len: float) -> Any:
-    high = np.searchsorted(contexts, context_len)
+def _place_on(axis: Any, value: float) -> Any:
+    high = np.searchsorted(axis, value)
     if high == 0:
         return 0, 0, 0.0
-    if high == len(contexts):
+    if high == len(axis):
         return high - 1, high - 1, 0.0
-    low = high - 1
-    return low, high, (context_len - contexts[low]) / (contexts[high] - contexts[low])
+    return high - 1, high, (value - axis[high - 1]) / (axis[high] - axis[high - 1])

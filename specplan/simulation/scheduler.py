@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specplan.errors import ConfigError
+from specplan.planning.prices import StepSize
 
 __all__ = ["ClosedLoop", "RunningRequest", "ScheduledStep", "num_to_finish"]
 
@@ -41,23 +42,11 @@ class ScheduledStep:
     verifying: tuple[RunningRequest, ...]
     prefilling: tuple[tuple[RunningRequest, int], ...]  # with the prompt tokens it runs in this step
     completing: tuple[RunningRequest, ...]  # whose last prompt token runs: each emits its first output token
-    mean_context_len: float  # over the requests of the step, before it runs
-
-    @property
-    def num_reqs(self) -> int:
-        return len(self.verifying) + len(self.prefilling)
+    size: StepSize  # before it runs
 
     @property
     def num_sampling(self) -> int:
         return len(self.verifying) + len(self.completing)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(chunk for _, chunk in self.prefilling)
-
-    @property
-    def num_non_draft_tokens(self) -> int:
-        return len(self.verifying) + self.num_prompt_tokens
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,14 +90,19 @@ class ClosedLoop:
             if chunk > 0:
                 prefilling.append((request, chunk))
                 tokens_left -= chunk
-        contexts = [request.context_len for request in (*verifying, *(request for request, _ in prefilling))]
+        contexts = [request.context_len for request in verifying or [request for request, _ in prefilling]]
         return ScheduledStep(
             verifying=verifying,
             prefilling=tuple(prefilling),
             completing=tuple(
                 request for request, chunk in prefilling if request.prefilled_len + chunk == request.prompt_len
             ),
-            mean_context_len=sum(contexts) / len(contexts),
+            size=StepSize(
+                num_reqs=len(verifying) + len(prefilling),
+                num_verifying=len(verifying),
+                num_prompt_tokens=sum(chunk for _, chunk in prefilling),
+                context_len=sum(contexts) / len(contexts),
+            ),
         )
 
     def _admit(self) -> RunningRequest:

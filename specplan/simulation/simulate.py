@@ -16,8 +16,8 @@ from specplan.errors import ConfigError, CoverageError
 from specplan.files.tables import CostTables
 from specplan.files.trace import Trace
 from specplan.planning import CalibrationReport, Policy, cross_fit_confidence, parse_policy
+from specplan.planning.prices import StepPrices, VerifyPrices
 from specplan.simulation.comparison import PolicyReplays, policy_result, recommend
-from specplan.simulation.prices import StepPrices, VerifyPrices
 from specplan.simulation.replay import ReplayCase, Workload
 from specplan.simulation.result import CalibrationMode, SimulationResult, TablesUsed
 

@@ -11,8 +11,8 @@ import torch
 from specplan.costs import build_cost_tables
 from specplan.costs.pricing import plan_row, price_rows, reference_row
 from specplan.device.acceptance import accepted_prefix_mask, accepted_prefix_mask_reference
+from specplan.planning.prices import StepPrices, VerifyPrices
 from specplan.shapes import default_capture_sizes, tail_sizes
-from specplan.simulation.prices import StepPrices, VerifyPrices
 from specplan.simulation.replay import ReplayCase, Workload, replay
 from specplan.simulation.replay_fast import replay_fast
 

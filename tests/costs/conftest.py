@@ -34,8 +34,9 @@ def make_sample(
     context_len: int,
     repetitions: Sequence[float],
     layout: str = "multi-query",
+    **changes: Any,
 ) -> Sample:
-    fields: dict[str, Any] = {"model": model, "mode": mode, "layout": layout, "stop_reason": "converged"}
+    fields: dict[str, Any] = {"model": model, "mode": mode, "layout": layout, "stop_reason": "converged", **changes}
     return Sample(
         **fields,
         num_reqs=num_reqs,

@@ -161,7 +161,7 @@ def test_what_was_not_measured_is_free_and_a_note(make_profile: MakeProfile) -> 
     assert tables.overhead_source is tables.overhead_ci_ms is tables.error.overhead is None
     assert tables.draft_prefill_source is tables.draft_prefill_ci_ms is tables.error.draft_prefill is None
     notes = {finding.code: finding for finding in tables.findings if finding.code.endswith("-not-measured")}
-    assert set(notes) == {"host-not-measured", "draft-prefill-not-measured"}
+    assert set(notes) == {"host-not-measured", "mixed-not-measured", "draft-prefill-not-measured"}
     assert {note.severity for note in notes.values()} == {"note"}
     assert notes["host-not-measured"].message == (
         "the host's work in a step was not measured and is not in these costs"
@@ -171,13 +171,19 @@ def test_what_was_not_measured_is_free_and_a_note(make_profile: MakeProfile) -> 
     assert "host-not-measured" in codes(alone)
 
 
-def test_one_host_point_does_not_say_what_more_requests_cost(
+def test_one_host_point_holds_for_more_requests_with_a_warning(
     make_profile: MakeProfile, make_sample: MakeSample
 ) -> None:
     one = [make_sample("host", "eager", 2, 8, 3, 128, [1.0])]
-    assert tables_from_profile(make_profile(extra=one), max_num_reqs=2).overhead_ms.tolist() == [1.0, 1.0, 1.0]
-    with pytest.raises(CoverageError, match="the host curve has one point, and 4 was asked for past its last size 2"):
-        tables_from_profile(make_profile(extra=one))
+    tables = tables_from_profile(make_profile(extra=one), max_num_reqs=4)
+    assert tables.overhead_ms.tolist() == [1.0] * 5
+    assert tables.overhead_source is not None
+    assert letters(tables.overhead_source) == "xxmxx"
+    found = [finding for finding in tables.findings if finding.place == "host"]
+    assert [(finding.code, finding.severity) for finding in found] == [
+        ("one-point-curve", "warning"),
+        ("extrapolation-held", "warning"),
+    ]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -332,9 +338,12 @@ def test_round_trip(make_profile: MakeProfile, make_sample: MakeSample, tmp_path
         assert np.array_equal(getattr(again, name), getattr(built, name))
 
 
-def test_steps_of_other_lengths_are_none_of_the_price(make_profile: Callable[..., Profile]) -> None:
-    """Ragged queries cost more here, spread contexts less; a drafter knows the contexts alone."""
-    profile = make_profile()
+def test_steps_of_other_lengths_are_none_of_the_price(
+    make_profile: Callable[..., Profile], make_sample: Callable[..., Sample]
+) -> None:
+    """Ragged queries cost more here, spread contexts less; drafters and mixed steps know the contexts alone."""
+    mixed = make_sample("verify", "eager", 1, 16, None, 0, [8.0], num_prefilling=1, num_prompt_tokens=16)
+    profile = make_profile(extra=[mixed])
     priced = [sample for sample in profile.samples if sample.model in ("verify", "draft")]
     scaled = {"spread": 0.5, "ragged": 3.0}
     others = [
@@ -343,7 +352,7 @@ def test_steps_of_other_lengths_are_none_of_the_price(make_profile: Callable[...
         )
         for lengths, factor in scaled.items()
         for sample in priced
-        if sample.model == "verify" or lengths == "spread"
+        if (sample.model == "verify" and not sample.is_mixed) or lengths == "spread"
     ]
     both = msgspec.structs.replace(profile, samples=[*profile.samples, *others])
     even = tables_from_profile(both)
@@ -353,3 +362,5 @@ def test_steps_of_other_lengths_are_none_of_the_price(make_profile: Callable[...
         tables = tables_from_profile(both, lengths=lengths)
         np.testing.assert_allclose(tables.verify_ms, even.verify_ms * factor)
         np.testing.assert_allclose(tables.draft_ms, even.draft_ms * 0.5)
+        assert tables.mixed is not None
+        assert tables.mixed.ms.tolist() == [[[[4.0]]]]

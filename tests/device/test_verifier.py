@@ -20,7 +20,7 @@ from specplan.device import AdaptiveVerifier, VerifyBatch
 from specplan.errors import ConfigError, CoverageError
 from specplan.files import CostTables
 from specplan.planning import Policy
-from specplan.simulation.prices import StepPrices, VerifyPrices
+from specplan.planning.prices import StepPrices, StepSize, VerifyPrices
 from specplan.simulation.replay import ReplayCase, Workload, replay_steps
 from specplan.simulation.scheduler import ClosedLoop, RunningRequest
 
@@ -153,7 +153,7 @@ def test_min_gain_keeps_the_full_budget_for_little() -> None:
         assert verifier.choose_budget(batch) == expected
 
 
-def test_prompt_tokens_are_those_of_rows_in_prefill() -> None:
+def test_prompt_tokens_are_those_of_rows_in_prefill_and_contexts_those_of_the_others() -> None:
     """A row that offers no drafts may verify, and a prompt may end in a chunk of one token."""
     batch = VerifyBatch(
         slots=np.arange(4),
@@ -161,10 +161,12 @@ def test_prompt_tokens_are_those_of_rows_in_prefill() -> None:
         num_non_draft_tokens=np.array([1, 1, 1, 7]),
         is_prefill=np.array([False, False, True, True]),
         is_sampling=np.array([True, True, True, False]),
-        context_lens=np.zeros(4, dtype=int),
+        context_lens=np.array([20, 30, 900, 7]),
     )
-    assert batch.num_prompt_tokens == 8
-    assert make_batch([2, 2]).num_prompt_tokens == make_batch([]).num_prompt_tokens == 0
+    assert batch.size == StepSize(num_reqs=4, num_verifying=2, num_prompt_tokens=8, context_len=25)
+    assert make_batch([2, 2]).size.num_prompt_tokens == 0
+    prompt = make_batch([], prefill=5).size
+    assert (prompt.num_reqs, prompt.num_verifying, prompt.num_prompt_tokens) == (1, 0, 5)
 
 
 def test_the_budget_weighs_the_hosts_work_and_the_drafters_prefill() -> None:

@@ -18,7 +18,7 @@ from specplan.errors import ConfigError
 from specplan.files import CostTables, Trace, TraceMetadata
 from specplan.models import Decoder, DecoderConfig
 from specplan.planning import parse_policy
-from specplan.simulation.prices import StepPrices, VerifyPrices
+from specplan.planning.prices import StepPrices, VerifyPrices
 from specplan.simulation.replay import ReplayCase, StepRecord, Workload, replay_steps
 
 K = 4
@@ -122,7 +122,7 @@ def replayed(trace: Trace, case: ServingCase) -> list[StepRecord]:
 
 def decisions(steps: Sequence[EngineStep] | Sequence[StepRecord]) -> list[tuple[Any, ...]]:
     return [
-        (step.requests, step.num_reqs, step.num_tokens, step.admitted, step.accepted, step.num_output_tokens)
+        (step.requests, step.size.num_reqs, step.num_tokens, step.admitted, step.accepted, step.num_output_tokens)
         for step in steps
     ]
 

@@ -256,7 +256,7 @@ def test_an_engine_of_static_steps_says_what_the_target_says_alone(policy: str) 
     captures = Captures()
     engine, steps, alone = serve(policy, captures, num_steps=num_steps)
     check_outputs(engine.outputs, alone)
-    decoding = [step for step in steps if not step.num_prompt_tokens]
+    decoding = [step for step in steps if not step.size.num_prompt_tokens]
     assert len(decoding) > num_steps // 2
     assert captures.num_replays == {"verify": len(decoding), "draft": 0 if policy == "none" else num_steps}
     assert {step.executed_tokens for step in decoding} <= {1, 2, 4, 8, 12}

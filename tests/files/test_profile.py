@@ -33,6 +33,12 @@ def sample(**changes: Any) -> Sample:
     return Sample(**{**fields, **changes})
 
 
+def mixed_sample(**changes: Any) -> Sample:
+    """Two requests with two drafts each, beside two prompts of 10 tokens in all."""
+    shape = {"num_reqs": 4, "num_tokens": 16, "executed_num_reqs": 4, "executed_num_tokens": 16}
+    return sample(**(shape | {"mode": "eager", "num_prefilling": 2, "num_prompt_tokens": 10} | changes))
+
+
 @pytest.fixture
 def profile() -> Profile:
     return Profile(
@@ -52,6 +58,7 @@ def profile() -> Profile:
             sample(model="draft", k=3),
             sample(model="host", mode="eager", executed_num_tokens=3, k=3),
             sample(model="draft-prefill", mode="eager", executed_num_tokens=3),
+            mixed_sample(),
         ],
     )
 
@@ -99,6 +106,14 @@ def test_properties(profile: Profile) -> None:
     assert msgspec.structs.replace(profile, capture_sizes=[]).capture_limit == 0
 
 
+def test_a_mixed_sample_knows_its_parts() -> None:
+    mixed = mixed_sample()
+    assert (mixed.is_mixed, mixed.num_verifying, mixed.num_drafts) == (True, 2, 4)
+    alone = mixed_sample(num_reqs=2, num_tokens=10, executed_num_reqs=2, executed_num_tokens=10, context_len=0)
+    assert (alone.is_mixed, alone.num_verifying, alone.num_drafts) == (True, 0, 0)
+    assert not sample().is_mixed
+
+
 def test_a_host_sample_without_a_drafter_proposes_no_drafts() -> None:
     assert sample(model="host", mode="eager", executed_num_tokens=3, k=0).k == 0
 
@@ -116,6 +131,7 @@ verify = partial(set_at, "samples", 0)
 draft = partial(set_at, "samples", 1)
 host = partial(set_at, "samples", 2)
 draft_prefill = partial(set_at, "samples", 3)
+mixed = partial(set_at, "samples", 4)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +149,31 @@ draft_prefill = partial(set_at, "samples", 3)
         (
             host("layout", to="batch-expansion"),
             "$.samples[2].layout: expected multi-query for a host sample, got batch-expansion",
+        ),
+        (mixed("mode", to="graph"), "$.samples[4].mode: expected eager for a mixed verify sample, got graph"),
+        (
+            mixed("executed_num_tokens", to=17),
+            "$.samples[4].executed_num_tokens: expected the 16 asked for, as nothing pads, got 17",
+        ),
+        (
+            mixed("num_prefilling", to=0),
+            "$.samples[4].num_prefilling: expected 1 to the 4 that 4 requests and 10 prompt tokens can be, got 0",
+        ),
+        (
+            mixed("num_prompt_tokens", to=1),
+            "$.samples[4].num_prefilling: expected 1 to the 1 that 4 requests and 1 prompt tokens can be, got 2",
+        ),
+        (
+            mixed("num_prompt_tokens", to=11),
+            "$.samples[4].num_tokens: expected 11 prompt tokens and as many for each of 2 verifying requests, got 16",
+        ),
+        (
+            mixed("num_prefilling", to=4),
+            "$.samples[4].num_tokens: expected 10 prompt tokens and as many for each of 0 verifying requests, got 16",
+        ),
+        (
+            draft("num_prompt_tokens", to=2),
+            "$.samples[1].num_prompt_tokens: expected 0 for a draft sample, got 2",
         ),
         (verify("k", to=1), "$.samples[0].k: expected null for a verify sample, got 1"),
         (draft("k", to=None), "$.samples[1].k: expected drafts per request for a draft sample, got null"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from specplan.errors import CoverageError, FileError
 from specplan.files import CostTables, Finding, HeldOutError, RegionError
+from specplan.files.mixed_costs import MixedCosts
 from specplan.files.tables import LayoutCosts
 
 POSITIVE = "expected a positive finite number of milliseconds"
@@ -49,6 +50,7 @@ def tables(**changes: Any) -> CostTables:
             smooth=None,
             draft=None,
             overhead=RegionError(method="split-half", mape=0.1, p95=0.2, bias=0.0, points=2),
+            mixed=None,
             draft_prefill=None,
         ),
         "findings": [Finding(code="c", severity="note", place="p", message="m", hint="h")],
@@ -69,6 +71,14 @@ def tables(**changes: Any) -> CostTables:
         "draft_prefill_ms": np.array([0.0, 0.5, 0.5, 0.5]),
         "draft_prefill_source": None,
         "draft_prefill_ci_ms": None,
+        "mixed": MixedCosts(
+            contexts=[64],
+            num_verifying=[0, 2],
+            drafts=[0, 2],
+            prompt_tokens=[1, 4],
+            ms=np.array([[[[1.0, 2.0], [1.0, 2.0]], [[2.0, 3.0], [4.0, 5.0]]]]),
+            ci_ms=np.full((1, 2, 2, 2), 0.0625),
+        ),
         "layout_costs": [layout_costs()],
     }
     return CostTables(**{**fields, **changes})
@@ -183,6 +193,12 @@ def test_round_trip_is_exact_and_deterministic(tmp_path: Path) -> None:
     assert again.error == tables().error
     assert again.findings == tables().findings
     assert again.layout_costs == tables().layout_costs
+    mixed, read = tables().mixed, again.mixed
+    assert mixed is not None
+    assert read is not None
+    assert (read.contexts, read.num_verifying, read.drafts, read.prompt_tokens) == ([64], [0, 2], [0, 2], [1, 4])
+    assert np.array_equal(read.ms, mixed.ms)
+    assert np.array_equal(read.ci_ms, mixed.ci_ms)
 
 
 def test_the_file_says_what_its_letters_mean(tmp_path: Path) -> None:
@@ -228,6 +244,13 @@ def test_the_file_says_what_its_letters_mean(tmp_path: Path) -> None:
         (("draft_prefill_ms",), [0.0], "$.draft_prefill_ms: expected 4 cells, for 0 to 3 tokens, got shape [1]"),
         (("draft_prefill_ms", 0), 0.5, "$.draft_prefill_ms[0]: expected 0 for no tokens, got 0.5"),
         (("draft_prefill_ms", 1), -0.5, f"$.draft_prefill_ms[1]: {NON_NEGATIVE}, got -0.5"),
+        (("mixed", "drafts"), [0, 1, 2], "$.mixed.ms: expected shape [1, 2, 3, 2], as the axes say, got [1, 2, 2, 2]"),
+        (("mixed", "drafts"), [2, 0], "$.mixed.drafts[1]: expected at least 3, got 0"),
+        (("mixed", "prompt_tokens", 0), 0, "$.mixed.prompt_tokens[0]: expected at least 1, got 0"),
+        (("mixed", "contexts"), [], "$.mixed.contexts: expected at least one entry, got none"),
+        (("mixed", "ms", 0, 1, 0, 1), 0, f"$.mixed.ms[0][1][0][1]: {POSITIVE}, got 0.0"),
+        (("mixed", "ci_ms", 0, 1, 0, 1), -1, f"$.mixed.ci_ms[0][1][0][1]: {NON_NEGATIVE}, got -1.0"),
+        (("mixed", "ci_ms"), 3, "$.mixed.ci_ms: expected shape [1, 2, 2, 2], as the axes say, got []"),
         (("monotone",), "up", "$.monotone: invalid enum value 'up'"),
         (("layout_costs", 0, "multi_query_ms"), 0, "$.layout_costs[0].multi_query_ms: expected float > 0.0, got 0"),
         (("layout_costs", 0, "k"), None, "$.layout_costs[0].k: expected int, got null"),

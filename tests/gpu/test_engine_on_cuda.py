@@ -107,7 +107,7 @@ def random_trace() -> Trace:
 
 def decisions(steps: Sequence[EngineStep] | Sequence[StepRecord]) -> list[tuple[Any, ...]]:
     return [
-        (step.requests, step.num_reqs, step.num_tokens, step.admitted, step.accepted, step.num_output_tokens)
+        (step.requests, step.size.num_reqs, step.num_tokens, step.admitted, step.accepted, step.num_output_tokens)
         for step in steps
     ]
 
@@ -179,7 +179,7 @@ def test_steps_without_prompt_tokens_are_replayed_and_so_is_the_drafter(cuda: to
         *make_pair(cuda), make_prompts(), make_case("fixed:3", 4), max_output_tokens=OUTPUT, capture=capture
     )
     steps = list(engine.steps())
-    decoding = sum(not step.num_prompt_tokens for step in steps)
+    decoding = sum(not step.size.num_prompt_tokens for step in steps)
     # The last step's drafter has nobody to draft for only if all requests end in it.
     assert decoding + len(steps) - 1 <= capture.num_replays <= decoding + len(steps)
 

@@ -26,7 +26,7 @@ def test_the_tiny_pairs_plan_covers_every_size_a_batch_can_reach() -> None:
         verify = {
             (point.shape.num_reqs, point.shape.num_tokens)
             for point in plan.points()
-            if point.mode == mode and point.model == "verify"
+            if point.mode == mode and point.model == "verify" and not point.shape.is_mixed
         }
         reachable = {(n, t) for n in (1, 2, 4, 8, 16, 32, 64) for t in plan.capture_sizes if n <= t <= n * 8}
         reachable |= {(64, t) for t in plan.capture_sizes if t >= 64}
@@ -105,13 +105,38 @@ def test_a_drafters_tokens_are_those_of_all_its_passes() -> None:
     assert tokens == [8, 8, 12, 32]
 
 
-def test_a_drafters_prefill_runs_whole_prompts_of_up_to_a_row() -> None:
+def test_a_drafters_prefill_runs_the_prompts_of_a_mixed_step() -> None:
     plan = tiny_plan()
     assert plan.longest_sequence == 144
     prefills = [point.shape for point in plan.points() if point.model == "draft-prefill"]
-    assert [shape.num_tokens for shape in prefills] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
-    assert [shape.num_reqs for shape in prefills] == [1] * 8 + [2, 4, 8]
+    assert [shape.num_tokens for shape in prefills] == [16, 64, 256, 1024]
+    assert [shape.num_reqs for shape in prefills] == [1, 1, 2, 8]
     assert {shape.context_len for shape in prefills} == {0}
+
+
+def test_mixed_steps_are_a_whole_grid_of_requests_drafts_and_prompt_tokens() -> None:
+    mixed = [point for point in tiny_plan().points() if point.shape.is_mixed]
+    assert {(point.model, point.mode, point.k) for point in mixed} == {("verify", "eager", None)}
+    grid = [
+        (shape.num_verifying, shape.num_drafts, shape.num_prompt_tokens, shape.num_prefilling, shape.context_len)
+        for shape in (point.shape for point in mixed)
+    ]
+    assert grid == [
+        (verifying, verifying * k, size, prompts, 128 if verifying else 0)
+        for size, prompts in ((16, 1), (64, 1), (256, 2), (1024, 8))
+        for verifying in (0, 1, 4, 16, 64)
+        for k in ((0, 7) if verifying else (0,))
+    ]
+
+
+def test_prompts_are_as_long_and_as_unlike_as_the_plan_says() -> None:
+    limits = {"max_num_seqs": 4, "num_speculative_tokens": 3, "max_num_batched_tokens": 400, "context_len": 20}
+    plan = ProfilePlan.default(**limits, prompt_len=100.0, prompt_spread=(0.5, 0.5, 2.0))
+    assert plan.prompts(0) == ()
+    assert plan.prompts(7) == (7,)
+    assert plan.prompts(400) == (57, 186, 57, 100)  # 0.5, 0.5, 0.875 and 1.625 times as long as 400 / 3.5
+    assert plan.num_cache_rows == 4 + 4
+    assert plan.longest_sequence == 186  # a prompt's, not a context's
 
 
 def test_the_longest_query_holds_the_tail() -> None:
@@ -146,7 +171,7 @@ def test_lengths_are_timed_apart_and_a_drafters_queries_are_always_alike() -> No
     limits = {"max_num_seqs": 4, "num_speculative_tokens": 3, "max_num_batched_tokens": 48, "context_len": 20}
     even = ProfilePlan.default(**limits)
     plan = ProfilePlan.default(**limits, lengths=("spread", "ragged"))
-    assert (even.longest_sequence, plan.longest_sequence) == (20 + 12, 30 + 12)
+    assert (even.longest_sequence, plan.longest_sequence) == (20 + 12, 27 + 12)
     lengths = {(point.model, point.shape.lengths) for point in plan.points()}
     assert lengths == {("verify", "spread"), ("verify", "ragged"), ("draft", "spread"), ("draft-prefill", "even")}
     of = [point for point in plan.points() if point.shape.lengths == "spread"]

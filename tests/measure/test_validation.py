@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,11 @@ from specplan.measure.prediction import (
     step_errors,
     step_prices,
 )
-from specplan.measure.validation import host_samples, of_rounds
-from specplan.measure.validation_plan import points_to_measure, profile_plan
+from specplan.measure.validation import Served, host_samples, of_rounds
+from specplan.measure.validation_plan import ProfilePlans, spread_of
 from specplan.models import Decoder, DecoderConfig, LoadedModel, load_model
 from specplan.planning import parse_policy
+from specplan.planning.prices import StepSize
 
 CPU = torch.device("cpu")
 TEXTS = ["def main() -> None:\n    print(", "import os\nimport sys\n\n\nclass", "for index in range(10):\n", "x = ["]
@@ -92,7 +94,9 @@ def test_the_parts_of_a_step_are_the_step(validation: Validation) -> None:
     """What the clock saw, up to what lies between its readings."""
     for case in validation.cases:
         parts = {part.part: part for part in case.parts}
-        assert list(parts) == ["verify", "draft", "draft-prefill", "host"]
+        assert list(parts) == ["verify", "prefill", "draft", "draft-prefill", "host"]
+        assert (parts["prefill"].measured_ms > 0) == any(size.has_prompt_tokens for size in case.sizes)
+        assert (parts["prefill"].predicted_ms > 0) == (parts["prefill"].measured_ms > 0)
         assert (parts["draft"].measured_ms > 0) == (case.policy != "none")
         assert (parts["draft"].predicted_ms > 0) == (case.policy != "none")
         assert parts["host"].predicted_ms > 0
@@ -177,11 +181,9 @@ def make_tables() -> CostTables:
 
 def make_step(**changes: Any) -> EngineStep:
     fields: dict[str, Any] = {
-        "num_reqs": 2,
-        "num_prompt_tokens": 0,
+        "size": StepSize(num_reqs=2, num_verifying=2, num_prompt_tokens=0, context_len=8.0),
         "num_tokens": 4,
         "executed_tokens": 4,
-        "mean_context_len": 8.0,
         "k": 2,
         "requests": (0, 1),
         "emitted": (1, 1),
@@ -216,16 +218,21 @@ def predict(trace: Trace, policy: str = "fixed:2") -> Prediction:
 def test_errors_by_hand(trace: Trace) -> None:
     """Predicted: 14 to verify 4 tokens, 2 to draft, 0.5 for the host."""
     prediction = predict(trace)
+    mixed = StepSize(num_reqs=2, num_verifying=1, num_prompt_tokens=3, context_len=8.0)
     steps = [
         timed(make_step(), 15.0, verify=10.0, head=1.0, draft=3.0, plan=0.5, layout=0.5),
         timed(make_step(), 16.5, verify=12.0, head=1.0, draft=3.0, plan=0.25, record=0.25),
-        timed(make_step(num_tokens=6, executed_tokens=6, num_prompt_tokens=3), 20.0, verify=16.0),
+        timed(make_step(size=mixed, num_tokens=6, executed_tokens=6), 20.0, verify=15.0, head=1.0),
     ]
-    assert prediction.parts_ms(make_step()) == {"verify": 14.0, "draft": 2.0, "draft-prefill": 0.0, "host": 0.5}
+    assert prediction.parts_ms(make_step()) == {
+        "verify": 14.0, "prefill": 0.0, "draft": 2.0, "draft-prefill": 0.0, "host": 0.5,
+    }  # fmt: skip
     assert step_errors(prediction, steps).tolist() == pytest.approx([0.1, 0.0, -0.075])
     parts = {part.part: part for part in part_errors(prediction, steps)}
-    assert parts["verify"].predicted_ms == pytest.approx((14 + 14 + 16) / 3)
-    assert parts["verify"].measured_ms == pytest.approx((11 + 13 + 16) / 3)
+    assert parts["verify"].predicted_ms == pytest.approx((14 + 14) / 3)
+    assert parts["verify"].measured_ms == pytest.approx((11 + 13) / 3)
+    assert parts["prefill"].predicted_ms == pytest.approx(16 / 3)
+    assert parts["prefill"].measured_detail_ms == pytest.approx({"verify": 15 / 3, "head": 1 / 3})
     assert parts["host"].measured_detail_ms["plan"] == pytest.approx(0.25)
     sizes = size_errors(prediction, steps)
     assert [(size.executed_tokens, size.has_prompt_tokens, size.num_steps) for size in sizes] == [
@@ -246,7 +253,12 @@ def test_tokens_per_s_are_those_of_the_replay_at_the_same_places(trace: Trace) -
 def test_host_samples_are_what_lies_around_the_passes() -> None:
     steps = [
         timed(make_step(), 15.0, verify=10.0, plan=0.5, layout=0.25),
-        timed(make_step(mean_context_len=12.0), 15.0, draft=10.0, commit=0.5),
+        timed(
+            make_step(size=StepSize(num_reqs=2, num_verifying=2, num_prompt_tokens=0, context_len=12.0)),
+            15.0,
+            draft=10.0,
+            commit=0.5,
+        ),
         timed(make_step(num_tokens=6), 15.0, schedule=0.1, record=0.1),
     ]
     first, second = host_samples(steps)
@@ -270,7 +282,7 @@ def as_steps(trace: Trace) -> list[EngineStep]:
         rows = [int(first_row[r]) + emitted[r] for r in record.requests]
         steps.append(
             make_step(
-                num_reqs=record.num_reqs,
+                size=record.size,
                 num_tokens=record.num_tokens,
                 requests=record.requests,
                 emitted=tuple(emitted[r] for r in record.requests),
@@ -360,10 +372,76 @@ def test_what_cannot_be_served_under_a_trace_is_refused(trace: Trace, changes: d
 
 
 def test_every_concurrency_is_measured() -> None:
-    plan = make_plan(concurrencies=(3, 5), max_num_batched_tokens=40)
-    points = points_to_measure(plan, [profile_plan(plan, 16)])
-    for model in ("verify", "draft"):
-        assert {point.shape.num_reqs for point in points if point.model == model} == {3, 5}
+    points = plans_of(make_plan(concurrencies=(3, 5), max_num_batched_tokens=40)).points()
+    assert len(points) == len(set(points))
+    of = {
+        model: {point.shape.num_reqs for point in points if point.model == model and not point.shape.is_mixed}
+        for model in ("verify", "draft")
+    }
+    assert of == {"verify": {3, 5}, "draft": {1, 2, 3, 5}}  # and half of each
+    mixed = [point.shape for point in points if point.shape.is_mixed]
+    assert {shape.num_verifying for shape in mixed} == {0, 3, 5}
+    assert {shape.num_prompt_tokens for shape in mixed} == {16, 40}
+
+
+def plans_of(plan: ValidationPlan, **changes: Any) -> ProfilePlans:
+    """Three requests that ran from 10, 20 and 60 tokens on, for four steps each."""
+    fields: dict[str, Any] = {
+        "request": np.repeat(np.arange(3), 4),
+        "position": np.tile(np.arange(1, 5), 3),
+        "confidence": None,
+        "accepted_len": np.zeros(12),
+        "verified_len": np.full(12, 2),
+        "arrival_s": np.zeros(3),
+        "prompt_len": np.array([10, 20, 60]),
+        "output_len": np.full(3, 5),
+    }
+    return ProfilePlans.of_trace(plan, SimpleNamespace(**fields), num_positions=changes.get("num_positions", 999))  # type: ignore[arg-type]
+
+
+def test_steps_are_timed_as_long_and_as_unlike_as_the_traces() -> None:
+    plans = plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40))
+    assert (plans.short.context_len, plans.mean.context_len, plans.long.context_len) == (12, 32, 62)
+    assert plans.long.prompt_len == 30
+    assert sorted(plans.long.prompts(90)) == [15, 23, 52]  # as 13.3, 20 and 46.7: at 1/6, 1/2 and 5/6
+    contexts = plans.long.context_lens(6, 63, "spread")
+    assert sum(contexts) == pytest.approx(6 * 63, abs=1)
+    assert max(contexts) / min(contexts) > 4
+    assert {point.shape.context_len for point in plans.points() if point.model == "draft"} == {32}
+    assert {point.shape.context_len for point in plans.points() if point.model == "verify"} == {0, 12, 62}
+
+
+def test_contexts_stay_within_the_models_positions() -> None:
+    plans = plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=80)
+    assert plans.long.context_len < 63
+    assert plans.long.longest_sequence <= 80
+    with pytest.raises(ConfigError, match="leave no context of the models' 8 positions"):
+        plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=8)
+
+
+def test_a_spread_is_of_lengths_over_their_mean() -> None:
+    spread = spread_of(np.array([10, 20, 60]))
+    assert (len(spread), spread[0], spread[16], spread[-1]) == (33, 1 / 3, 2 / 3, 2.0)
+    assert spread == tuple(sorted(spread))
+
+
+def test_a_round_without_calibration_steps_is_priced_by_all() -> None:
+    """The case was done before the round; steps of fewer requests count where there are no others."""
+    case = ServingCase(policy=parse_policy("none"), num_speculative_tokens=2, concurrency=3, max_num_batched_tokens=32)
+    served = Served(case=case, planned=[], engine=None, clock=PhaseClock(), steps_per_round=4)  # type: ignore[arg-type]
+
+    def add(number: int, num_reqs: int, *, is_calibration: bool = True) -> TimedStep:
+        size = StepSize(num_reqs=num_reqs, num_verifying=num_reqs, num_prompt_tokens=0, context_len=8.0)
+        step = dataclasses.replace(timed(make_step(size=size), 1.0), round_number=number, is_calibration=is_calibration)
+        served.steps.append(step)
+        return step
+
+    full, half, later = add(0, 3), add(0, 2), add(1, 2)
+    add(1, 3, is_calibration=False)
+    assert served.calibration([0]) == [full]
+    assert served.calibration([1]) == [later]
+    assert served.calibration([2]) == served.calibration([0, 1]) == [full]
+    assert half not in served.calibration([0])
 
 
 def test_an_output_may_differ_by_a_tie_and_by_nothing_else() -> None:

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from specplan.costs import build_cost_tables
 from specplan.files import CostTables, RegionError
+from specplan.files.mixed_costs import MixedCosts
 from specplan.files.tables import LayoutCosts, Source
-from specplan.report.tables import layout_tables, tables_report
+from specplan.report.tables import layout_tables, mixed_table, tables_report
 
 
 def make_tables(**changes: Any) -> CostTables:
@@ -69,6 +70,23 @@ def test_without_host_or_prefill_there_is_no_line_of_them() -> None:
         "held-out error, smooth",
         "held-out error, draft",
     ]
+
+
+def test_mixed_steps_and_their_error() -> None:
+    mixed = MixedCosts(
+        contexts=[8, 64],
+        num_verifying=[0, 4],
+        drafts=[0, 7],
+        prompt_tokens=[16, 256],
+        ms=np.stack([np.full((2, 2, 2), 9.0), np.arange(1.0, 9.0).reshape(2, 2, 2)]),
+        ci_ms=np.zeros((2, 2, 2, 2)),
+    )
+    table = mixed_table(mixed)
+    assert "context 64" in str(table.title)
+    assert rendered(table) == [["0", "-", "1", "2"], ["4", "0", "5", "6"], ["4", "7", "7", "8"]]
+    assert "held-out error, mixed: unknown, too few points to hold any out" in lines(make_tables(mixed=mixed))
+    titles = [item.title for item in tables_report(make_tables(mixed=mixed)) if isinstance(item, Table)]
+    assert table.title in titles
 
 
 def test_a_host_time_that_was_given() -> None:

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specplan.planning import Policy, parse_policy
-from specplan.simulation.prices import StepPrices, VerifyPrices
+from specplan.planning.prices import StepPrices, VerifyPrices
 from specplan.simulation.replay import ReplayCase, Workload
 
 MakeCase = Callable[..., ReplayCase]
@@ -33,6 +33,7 @@ def make_prices() -> MakePrices:
         by_k = np.full(8, draft_ms) if np.isscalar(draft_ms) else np.asarray(draft_ms, dtype=np.float64)
         return StepPrices(
             verify=verify,
+            mixed=None,
             draft_ms=np.repeat(by_k[:, None], max_num_reqs + 1, axis=1),
             overhead_ms=np.broadcast_to(np.float64(overhead_ms), max_num_reqs + 1).copy(),
             draft_prefill_ms=np.broadcast_to(np.float64(draft_prefill_ms), len(row)).copy(),

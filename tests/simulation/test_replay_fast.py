@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specplan.simulation.prices import StepPrices, VerifyPrices
+from specplan.planning.prices import MixedPrices, StepPrices, VerifyPrices
 from specplan.simulation.replay import ReplayCase, Workload, replay, replay_steps
 from specplan.simulation.replay_fast import replay_fast
 
@@ -26,9 +26,25 @@ def random_prices(rng: np.random.Generator, max_num_reqs: int, max_num_tokens: i
     )
     return StepPrices(
         verify=verify,
+        mixed=random_mixed_prices(rng, max_num_reqs, max_num_tokens, k) if rng.random() < 0.7 else None,
         draft_ms=rng.random((k + 1, max_num_reqs + 1)),
         overhead_ms=rng.choice([0.0, 0.1, 1.0]) * rng.random(max_num_reqs + 1),
         draft_prefill_ms=rng.choice([0.0, 0.1]) * np.sort(rng.random(max_num_tokens + 1)),
+    )
+
+
+def random_mixed_prices(rng: np.random.Generator, max_num_reqs: int, max_num_tokens: int, k: int) -> MixedPrices:
+    """One to three places on each axis, of which some steps are past the last."""
+    most = (80, max_num_reqs + 2, k + 2, max_num_tokens)
+    axes = [
+        np.sort(rng.choice(end, min(int(rng.integers(1, 4)), end), replace=False)).astype(np.float64) for end in most
+    ]
+    return MixedPrices(
+        contexts=axes[0],
+        num_verifying=axes[1],
+        drafts=axes[2],
+        prompt_tokens=axes[3] + 1,
+        ms=0.5 + rng.random(tuple(map(len, axes))),
     )
 
 

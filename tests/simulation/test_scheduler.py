@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from specplan.errors import ConfigError
+from specplan.planning.prices import StepSize
 from specplan.simulation.scheduler import ClosedLoop, ScheduledStep, num_to_finish
 
 
@@ -39,9 +40,8 @@ def test_prefill_is_chunked_and_first_come_first_served() -> None:
     first = closed.next_step()
     assert chunks(first) == [(0, 5), (1, 2), (2, 1)]
     assert [request.request for request in first.completing] == [0, 1]
-    assert (first.num_reqs, first.num_sampling, first.num_non_draft_tokens) == (3, 2, 8)
-    assert first.num_prompt_tokens == 8
-    assert first.mean_context_len == 0
+    assert first.num_sampling == 2
+    assert first.size == StepSize(num_reqs=3, num_verifying=0, num_prompt_tokens=8, context_len=0)
     run(first)
 
     # Request 1 wanted one token and has it; its place is refilled, in cyclic order.
@@ -49,9 +49,9 @@ def test_prefill_is_chunked_and_first_come_first_served() -> None:
     assert [request.request for request in closed.running] == [0, 2, 0]
     assert [request.request for request in second.verifying] == [0]
     assert chunks(second) == [(2, 6)]  # 8 tokens less 1 + 1 reserved
-    assert (second.num_reqs, second.num_sampling, second.num_non_draft_tokens) == (2, 1, 7)
-    assert second.num_prompt_tokens == 6
-    assert second.mean_context_len == (5 + 1) / 2  # the token emitted is this step's query, not yet in the cache
+    assert second.num_sampling == 1
+    # The token emitted is this step's query, not yet in the cache; the other request's chunk of 1 does not count.
+    assert second.size == StepSize(num_reqs=2, num_verifying=1, num_prompt_tokens=6, context_len=5)
     run(second)
 
     third = closed.next_step()
@@ -76,7 +76,7 @@ def test_verifying_requests_may_leave_no_room_for_prefill() -> None:
     run(second)
     third = closed.next_step()
     assert third.prefilling == ()
-    assert third.num_non_draft_tokens == 2
+    assert third.size.num_non_draft_tokens == 2
 
 
 def test_the_order_is_followed_and_repeated() -> None:

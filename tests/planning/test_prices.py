@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from specplan.costs import build_cost_tables
 from specplan.errors import ConfigError, CoverageError
 from specplan.files import CostTables
+from specplan.files.mixed_costs import MixedCosts
 from specplan.planning import parse_policy
-from specplan.simulation.prices import StepPrices, VerifyPrices
+from specplan.planning.prices import MixedPrices, StepPrices, StepSize, VerifyPrices
 
 
 def two_contexts() -> VerifyPrices:
@@ -36,19 +38,100 @@ def test_a_cost_is_extrapolated_where_a_cell_it_rests_on_is() -> None:
     assert not prices.is_extrapolated(2, 200, 4)
 
 
+def of_size(num_reqs: int, context_len: float, *, verifying: int | None = None, prompts: int = 0) -> StepSize:
+    return StepSize(
+        num_reqs=num_reqs,
+        num_verifying=num_reqs if verifying is None else verifying,
+        num_prompt_tokens=prompts,
+        context_len=context_len,
+    )
+
+
 def test_a_step_costs_draft_verify_host_and_the_drafters_prefill() -> None:
     prices = StepPrices(
         verify=two_contexts(),
+        mixed=None,
         draft_ms=np.array([[9, 9, 9], [9, 0.5, 0.25], [9, 1.5, 0.75]]),
         overhead_ms=np.array([9, 0.0625, 0.125]),
         draft_prefill_ms=np.array([0, 2, 4, 6, 8.0]),
     )
-    assert prices.step_ms(2, 200, 3, num_prompt_tokens=0, k=1) == 0.25 + 8 + 0.125
-    assert prices.step_ms(2, 200, 3, num_prompt_tokens=0, k=2) == 0.75 + 8 + 0.125
-    assert prices.step_ms(1, 200, 3, num_prompt_tokens=2, k=1) == 0.5 + 8 + 0.0625 + 4
-    assert prices.fixed_ms(1, 2) == 0.0625 + 4
+    assert prices.step_ms(of_size(2, 200), num_drafts=1, k=1) == 0.25 + 8 + 0.125
+    assert prices.step_ms(of_size(2, 200), num_drafts=1, k=2) == 0.75 + 8 + 0.125
+    prompt = of_size(1, 200, verifying=0, prompts=3)
+    assert prices.step_ms(prompt, num_drafts=0, k=1) == 0.5 + 8 + 0.0625 + 6  # as a verify pass of its size
+    assert prices.fixed_ms(prompt) == 0.0625 + 6
     with pytest.raises(CoverageError, match="reach 4 tokens, and this step may run 5 prompt tokens"):
-        prices.fixed_ms(1, 5)
+        prices.fixed_ms(of_size(1, 200, verifying=0, prompts=5))
+
+
+def mixed_prices(**changes: Any) -> MixedPrices:
+    """Contexts 100 and 300, 0, 1 and 4 requests, 0 and 3 drafts each, 10 and 50 prompt tokens."""
+    axes = {
+        "contexts": np.array([100.0, 300.0]),
+        "num_verifying": np.array([0.0, 1.0, 4.0]),
+        "drafts": np.array([0.0, 3.0]),
+        "prompt_tokens": np.array([10.0, 50.0]),
+    } | changes
+    c, v, d, p = np.meshgrid(*axes.values(), indexing="ij")
+    return MixedPrices(**axes, ms=1 + p / 10 + v * (1 + d) + v * c / 100)
+
+
+@pytest.mark.parametrize(
+    ("context", "verifying", "prompts", "by_drafts"),
+    [
+        (100, 1, 10, [4, 7]),  # measured
+        (200, 1, 10, [5, 8]),
+        (100, 2, 30, [8, 14]),
+        (250, 3, 20, [13.5, 22.5]),
+        (0, 1, 10, [4, 7]),  # before the first context, and past the last, theirs
+        (999, 1, 10, [6, 9]),
+        (100, 1, 1, [4, 7]),  # of fewer prompt tokens than any
+        (100, 1, 90, [12, 15]),  # past the most the last slope goes on
+        (100, 9, 10, [10, 22]),
+        (555, 0, 50, [6, 6]),
+    ],
+)
+def test_mixed_steps_are_linear_between_what_was_measured(
+    context: float, verifying: int, prompts: int, by_drafts: list[float]
+) -> None:
+    assert mixed_prices().by_drafts(verifying, prompts, context) == pytest.approx(by_drafts)
+
+
+def test_a_mixed_steps_drafts_are_priced_by_how_many_each_request_has() -> None:
+    prices = mixed_prices()
+    assert prices.budget_row(2, 10, 100, 8) == pytest.approx([6, 7, 8, 9, 10, 11, 12, 12, 12])
+    assert prices.budget_row(0, 10, 100, 0) == pytest.approx([2])
+    one = mixed_prices(drafts=np.array([2.0]))
+    assert one.budget_row(1, 10, 100, 3) == pytest.approx([6] * 4)
+    past = [prices.is_extrapolated(*step) for step in ((2, 50, 6), (2, 51, 6), (2, 50, 7), (5, 50, 0), (0, 50, 0))]
+    assert past == [False, True, True, True, False]
+
+
+def test_a_slope_that_falls_is_not_continued() -> None:
+    axes = {"contexts": np.zeros(1), "num_verifying": np.zeros(1), "drafts": np.zeros(1)}
+    falling = MixedPrices(**axes, prompt_tokens=np.array([10.0, 20.0]), ms=np.array([[[[4.0, 3.0]]]]))
+    assert falling.by_drafts(0, 500, 0).tolist() == [3.0]
+    alone = MixedPrices(**axes, prompt_tokens=np.array([10.0]), ms=np.array([[[[4.0]]]]))
+    assert alone.by_drafts(0, 500, 0).tolist() == [4.0]
+
+
+def test_a_step_that_holds_prompt_tokens_is_priced_as_mixed() -> None:
+    prices = StepPrices(
+        verify=two_contexts(),
+        mixed=mixed_prices(),
+        draft_ms=np.zeros((2, 3)),
+        overhead_ms=np.zeros(3),
+        draft_prefill_ms=np.zeros(11),
+    )
+    size = of_size(2, 100, verifying=1, prompts=10)
+    assert prices.target_ms(of_size(2, 100), 1) == 4
+    assert prices.target_ms(size, 0) == prices.step_ms(size, num_drafts=0, k=1) == 4
+    assert prices.target_ms(size, 3) == 7
+    row = prices.target_row(size, 3)
+    assert len(row) == 11 + 4  # by tokens of the step
+    assert row[11:] == pytest.approx([4, 5, 6, 7])
+    assert prices.is_extrapolated(of_size(1, 300), 3) is True  # a verify pass's own
+    assert prices.is_extrapolated(size, 3) is False
 
 
 NEVER = [math.nan] * 3
@@ -86,10 +169,23 @@ def test_only_without_a_drafter_is_none_prefilled(policy: str) -> None:
         tables(), overhead_ms=np.array([1, 1, 2, 3, 4.0]), draft_prefill_ms=np.arange(17) / 8
     )
     prices = StepPrices.from_tables(two_contexts(), built, policy=parse_policy(policy), num_speculative_tokens=3)
+    assert prices.mixed is None
     assert prices.overhead_ms.tolist() == [1, 1, 2, 3, 4]
     assert prices.draft_prefill_ms.tolist() == [0 if policy == "none" else p / 8 for p in range(17)]
     assert prices.overhead_ms.flags.writeable  # numba would compile for a read-only row once more
     assert prices.draft_prefill_ms.flags.writeable
+
+
+def test_mixed_prices_come_from_the_tables() -> None:
+    mixed = MixedCosts(
+        contexts=[8], num_verifying=[0, 2], drafts=[0, 3], prompt_tokens=[4],
+        ms=np.arange(1.0, 5.0).reshape(1, 2, 2, 1), ci_ms=np.zeros((1, 2, 2, 1)),
+    )  # fmt: skip
+    built = msgspec.structs.replace(tables(), mixed=mixed)
+    prices = StepPrices.from_tables(two_contexts(), built, policy=parse_policy("none"), num_speculative_tokens=3)
+    assert prices.target_ms(of_size(3, 8, verifying=2, prompts=4), 6) == 4
+    assert prices.mixed is not None
+    assert prices.mixed.ms.flags.writeable  # numba would compile for a read-only array once more
 
 
 def tables() -> CostTables:

@@ -1,0 +1,229 @@
+"""What steps cost, laid out so that a replay can look a million of them up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplan.errors import ConfigError, CoverageError
+
+if TYPE_CHECKING:
+    from specplan.files.mixed_costs import MixedCosts
+    from specplan.files.tables import CostTables
+    from specplan.planning import Policy
+
+__all__ = ["MixedPrices", "StepPrices", "StepSize", "VerifyPrices"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VerifyPrices:
+    """Verify cost by context, requests and tokens; linear between contexts, and the end ones hold beyond them."""
+
+    contexts: NDArray[np.float64]  # [C], ascending
+    verify_ms: NDArray[np.float64]  # [C, max_num_reqs + 1, max_num_tokens + 1]
+    extrapolated: NDArray[np.bool_]  # [C, max_num_reqs + 1, max_num_tokens + 1]
+
+    def __post_init__(self) -> None:
+        used = self.verify_ms[:, 1:, 1:]
+        if not (np.isfinite(used) & (used > 0)).all():
+            raise ConfigError(
+                "the cost tables hold a verify cost that is not finite and positive",
+                "build the tables anew from a profile: specplan tables",
+            )
+
+    @classmethod
+    def from_tables(cls, tables: CostTables, *, max_num_reqs: int, max_num_tokens: int) -> VerifyPrices:
+        if max_num_reqs > tables.max_num_reqs or max_num_tokens > tables.max_num_tokens:
+            raise CoverageError(
+                f"the cost tables reach {tables.max_num_reqs} requests and {tables.max_num_tokens} tokens, "
+                f"and steps of {max_num_reqs} requests and {max_num_tokens} tokens are asked for",
+                f"keep --concurrency to {tables.max_num_reqs} or less, or profile larger steps (--max-num-seqs) and "
+                "rebuild the tables",
+            )
+        contexts = np.asarray(tables.contexts, dtype=np.float64)
+        shape = (len(contexts), max_num_reqs + 1, max_num_tokens + 1)
+        verify_ms, extrapolated = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+        for c, context in enumerate(contexts):
+            for n in range(1, max_num_reqs + 1):
+                verify_ms[c, n] = tables.verify_row(n, context)[: max_num_tokens + 1]
+                extrapolated[c, n] = (tables.verify_sources(n, context) == "x")[: max_num_tokens + 1]
+        return cls(contexts=contexts, verify_ms=verify_ms, extrapolated=extrapolated)
+
+    def row(self, num_reqs: int, context_len: float) -> NDArray[np.float64]:  # [max_num_tokens + 1]
+        low, high, weight = place_on(self.contexts, context_len)
+        below, above = self.verify_ms[low, num_reqs], self.verify_ms[high, num_reqs]
+        between: NDArray[np.float64] = (1.0 - weight) * below + weight * above
+        return between
+
+    def is_extrapolated(self, num_reqs: int, context_len: float, num_tokens: int) -> bool:
+        low, high, weight = place_on(self.contexts, context_len)
+        cells = self.extrapolated[:, num_reqs, num_tokens]
+        return bool((weight < 1 and cells[low]) or (weight > 0 and cells[high]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MixedPrices:
+    """The target's pass in a step that holds prompt tokens; see files/mixed_costs.py."""
+
+    contexts: NDArray[np.float64]  # [C], ascending, as is every axis
+    num_verifying: NDArray[np.float64]  # [V]
+    drafts: NDArray[np.float64]  # [D]
+    prompt_tokens: NDArray[np.float64]  # [P]
+    ms: NDArray[np.float64]  # [C, V, D, P]
+
+    @classmethod
+    def from_costs(cls, costs: MixedCosts) -> MixedPrices:
+        axes = (costs.contexts, costs.num_verifying, costs.drafts, costs.prompt_tokens)
+        # A copy: a table's own array is read-only, which numba would compile for once more.
+        contexts, num_verifying, drafts, prompt_tokens = (np.array(axis, dtype=np.float64) for axis in axes)
+        return cls(
+            contexts=contexts,
+            num_verifying=num_verifying,
+            drafts=drafts,
+            prompt_tokens=prompt_tokens,
+            ms=costs.ms.copy(),
+        )
+
+    def by_drafts(self, num_verifying: int, num_prompt_tokens: int, context_len: float) -> NDArray[np.float64]:  # [D]
+        """Costs at each measured number of drafts per verifying request."""
+        by_drafts = np.zeros(len(self.drafts))
+        low, high, weight = place_on(self.prompt_tokens, num_prompt_tokens)
+        beyond = 0.0
+        if len(self.prompt_tokens) > 1:
+            last, before = self.prompt_tokens[-1], self.prompt_tokens[-2]
+            beyond = max(num_prompt_tokens - last, 0.0) / (last - before)
+        for c, context_weight in corners(place_on(self.contexts, context_len)):
+            for v, row_weight in corners(place_on(self.num_verifying, num_verifying)):
+                by_size = self.ms[c, v]  # [D, P]
+                at_size = (1.0 - weight) * by_size[:, low] + weight * by_size[:, high]
+                if beyond > 0:  # the last slope goes on; one that falls would make large steps free
+                    at_size = at_size + np.maximum(by_size[:, -1] - by_size[:, -2], 0.0) * beyond
+                by_drafts += context_weight * row_weight * at_size
+        return by_drafts
+
+    def budget_row(
+        self, num_verifying: int, num_prompt_tokens: int, context_len: float, most_drafts: int
+    ) -> NDArray[np.float64]:  # [most_drafts + 1]
+        """The cost with 0 to `most_drafts` drafts in all, linear in them between those that were measured."""
+        by_drafts = self.by_drafts(num_verifying, num_prompt_tokens, context_len)
+        each = np.arange(most_drafts + 1) / max(num_verifying, 1)
+        # np.interp, whose roundings are its own, would not do: the compiled replay has to agree to the bit.
+        low = np.clip(np.searchsorted(self.drafts, each) - 1, 0, max(len(self.drafts) - 2, 0))
+        high = np.minimum(low + 1, len(self.drafts) - 1)
+        span = np.where(high > low, self.drafts[high] - self.drafts[low], 1.0)
+        weight = np.clip((each - self.drafts[low]) / span, 0.0, 1.0)
+        row: NDArray[np.float64] = (1.0 - weight) * by_drafts[low] + weight * by_drafts[high]
+        return row
+
+    def is_extrapolated(self, num_verifying: int, num_prompt_tokens: int, num_drafts: int) -> bool:
+        return bool(
+            num_verifying > self.num_verifying[-1]
+            or num_prompt_tokens > self.prompt_tokens[-1]
+            or num_drafts > num_verifying * self.drafts[-1]
+        )
+
+
+def place_on(axis: NDArray[np.float64], value: float) -> tuple[int, int, float]:
+    """The two places of an ascending axis around `value`, and how far it is from the first to the second, in [0, 1]."""
+    high = int(np.searchsorted(axis, value))
+    if high == 0:
+        return 0, 0, 0.0
+    if high == len(axis):
+        return high - 1, high - 1, 0.0
+    return high - 1, high, float((value - axis[high - 1]) / (axis[high] - axis[high - 1]))
+
+
+def corners(place: tuple[int, int, float]) -> tuple[tuple[int, float], tuple[int, float]]:
+    low, high, weight = place
+    return (low, 1.0 - weight), (high, weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSize:
+    """What a step's price hangs on, before its drafts are known.
+
+    `context_len` is the mean over the requests that verify; over all where none does.
+    """
+
+    num_reqs: int
+    num_verifying: int
+    num_prompt_tokens: int
+    context_len: float
+
+    @property
+    def num_non_draft_tokens(self) -> int:
+        return self.num_verifying + self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPrices:
+    """cost_ms = draft_ms[k, n] + target_ms + (overhead_ms[n] + draft_prefill_ms[p]) of a step of n requests.
+
+    k is what the step itself drafts, for the next step to verify; p of its t tokens are prompt tokens. target_ms is
+    verify(c, n)[t]; of a mixed step, where those were measured, mixed(c, v, p)[B] with v verifying requests and B
+    drafts.
+    """
+
+    verify: VerifyPrices
+    mixed: MixedPrices | None
+    draft_ms: NDArray[np.float64]  # [most k + 1, max_num_reqs + 1]; NaN at a k that is never drafted
+    overhead_ms: NDArray[np.float64]  # [max_num_reqs + 1]
+    draft_prefill_ms: NDArray[np.float64]  # [max_num_tokens + 1]; 0 without a drafter
+
+    @classmethod
+    def from_tables(
+        cls, verify: VerifyPrices, tables: CostTables, *, policy: Policy, num_speculative_tokens: int
+    ) -> StepPrices:
+        """Holds every k that `policy` may draft where K are configured. No other need have been measured."""
+        fewest = policy.fewest_drafts(num_speculative_tokens)
+        most = policy.num_drafts(num_speculative_tokens)
+        draft_ms = np.full((most + 1, tables.max_num_reqs + 1), np.nan)
+        for k in range(fewest, most + 1):
+            draft_ms[k] = tables.draft_row(k) if policy.loads_drafter else 0.0
+        return cls(
+            verify=verify,
+            mixed=None if tables.mixed is None else MixedPrices.from_costs(tables.mixed),
+            draft_ms=draft_ms,
+            # Copies: a table's own rows are read-only, which numba would compile for once more.
+            overhead_ms=tables.overhead_ms.copy(),
+            draft_prefill_ms=tables.draft_prefill_ms.copy()
+            if policy.loads_drafter
+            else np.zeros(len(tables.draft_prefill_ms)),
+        )
+
+    def fixed_ms(self, size: StepSize) -> float:
+        """What a step costs whatever its budget, besides drafting: the `overhead_ms` of the budget rule."""
+        if size.num_prompt_tokens >= len(self.draft_prefill_ms):
+            raise CoverageError(
+                f"drafter prefill costs reach {len(self.draft_prefill_ms) - 1} tokens, and this step may run "
+                f"{size.num_prompt_tokens} prompt tokens",
+                "measure or build the cost tables up to more tokens, or give steps fewer",
+            )
+        return float(self.overhead_ms[size.num_reqs] + self.draft_prefill_ms[size.num_prompt_tokens])
+
+    def target_row(self, size: StepSize, most_drafts: int) -> NDArray[np.float64]:  # [> T + most_drafts]
+        """The target's pass by tokens of the step, for the budget rule: read from its T non-draft tokens on."""
+        mixed = self._mixed(size)
+        if mixed is None:
+            return self.verify.row(size.num_reqs, size.context_len)
+        costs = mixed.budget_row(size.num_verifying, size.num_prompt_tokens, size.context_len, most_drafts)
+        return np.concatenate((np.full(size.num_non_draft_tokens, np.nan), costs))
+
+    def target_ms(self, size: StepSize, num_drafts: int) -> float:
+        return float(self.target_row(size, num_drafts)[size.num_non_draft_tokens + num_drafts])
+
+    def step_ms(self, size: StepSize, *, num_drafts: int, k: int) -> float:
+        return float(self.draft_ms[k, size.num_reqs] + self.target_ms(size, num_drafts) + self.fixed_ms(size))
+
+    def is_extrapolated(self, size: StepSize, num_drafts: int) -> bool:
+        mixed = self._mixed(size)
+        if mixed is not None:
+            return mixed.is_extrapolated(size.num_verifying, size.num_prompt_tokens, num_drafts)
+        num_tokens = size.num_non_draft_tokens + num_drafts
+        return self.verify.is_extrapolated(size.num_reqs, size.context_len, num_tokens)
+
+    def _mixed(self, size: StepSize) -> MixedPrices | None:
+        return self.mixed if size.num_prompt_tokens else None

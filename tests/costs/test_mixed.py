@@ -1,0 +1,109 @@
+"""Mixed steps: what a profile's samples of them become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specplan.costs import tables_from_profile
+from specplan.costs.mixed import price_mixed
+from specplan.errors import ConfigError
+from specplan.files import Profile, Sample
+
+Make = Callable[..., Any]
+CONTEXTS, VERIFYING, DRAFTS, SIZES = (64, 256), (1, 4), (0, 3), (16, 64, 256)
+
+
+def mixed_ms(context: int, verifying: int, drafts: int, size: int) -> float:
+    return 1.0 + size / 64 + verifying * (1 + drafts) / 16 + verifying * context / 512
+
+
+@pytest.fixture
+def mixed_samples(make_sample: Make) -> Callable[..., Iterator[Sample]]:
+    def make(ms: Callable[..., float] = mixed_ms) -> Iterator[Sample]:
+        cells = [(0, 0, 0, size) for size in SIZES]
+        cells += product(CONTEXTS, VERIFYING, DRAFTS, SIZES)
+        for context, verifying, drafts, size in cells:
+            prompts = -(-size // 100)
+            num_reqs, num_tokens = verifying + prompts, verifying * (1 + drafts) + size
+            yield make_sample(
+                "verify", "eager", num_reqs, num_tokens, None, context, [ms(context, verifying, drafts, size)] * 20,
+                num_prefilling=prompts, num_prompt_tokens=size,
+            )  # fmt: skip
+
+    return make
+
+
+def test_a_grid_by_context_requests_drafts_and_prompt_tokens(make_profile: Make, mixed_samples: Make) -> None:
+    """Where nothing verifies there is one cost for every context and any drafts."""
+    profile: Profile = make_profile(extra=mixed_samples())
+    costs = price_mixed(profile, "running-max").costs
+    assert costs is not None
+    assert (costs.contexts, costs.num_verifying, costs.drafts) == ([64, 256], [0, 1, 4], [0, 3])
+    assert costs.prompt_tokens == [16, 64, 256]
+    for (c, context), (v, verifying), (d, drafts), (p, size) in product(
+        enumerate(CONTEXTS), enumerate((0, 1, 4)), enumerate(DRAFTS), enumerate(SIZES)
+    ):
+        assert costs.ms[c, v, d, p] == mixed_ms(context, verifying, drafts, size)
+    assert not costs.ci_ms.any()
+
+
+def test_verify_passes_are_priced_as_before(make_profile: Make, mixed_samples: Make) -> None:
+    without, tables = tables_from_profile(make_profile()), tables_from_profile(make_profile(extra=mixed_samples()))
+    assert np.array_equal(tables.verify_table_ms, without.verify_table_ms)
+    assert tables.contexts == without.contexts
+    assert without.mixed is None
+    codes = [{finding.code for finding in each.findings} for each in (without, tables)]
+    assert codes[0] - codes[1] == {"mixed-not-measured"}
+    assert codes[1] <= codes[0]
+
+
+def test_the_error_is_that_of_sizes_left_out(make_profile: Make, mixed_samples: Make) -> None:
+    """Costs that are linear in the prompt tokens are predicted without error; of three sizes one lies between."""
+    assert (error := price_mixed(make_profile(extra=mixed_samples()), "none").error) is not None
+    assert (error.mape, error.points) == (pytest.approx(0, abs=1e-9), 9)
+    bent = mixed_samples(lambda context, verifying, drafts, size: 2.0 if size == 64 else 1.0)
+    assert (error := price_mixed(make_profile(extra=bent), "none").error) is not None
+    assert error.bias == pytest.approx(-0.5)
+
+
+def test_a_step_with_more_prompt_tokens_costs_no_less(make_profile: Make, mixed_samples: Make) -> None:
+    profile = make_profile(extra=mixed_samples(lambda c, v, d, size: {16: 2.0, 64: 1.0, 256: 4.0}[size]))
+    for monotone, expected in (("running-max", [2, 2, 4]), ("pad-up", [2, 2, 4]), ("none", [2, 1, 4])):
+        costs = price_mixed(profile, monotone).costs
+        assert costs is not None
+        assert (costs.ms == expected).all()
+
+
+def test_a_size_that_was_not_measured_everywhere_prices_nothing(make_profile: Make, mixed_samples: Make) -> None:
+    some = [sample for sample in mixed_samples() if (sample.num_prompt_tokens, sample.num_verifying) != (64, 4)]
+    found = price_mixed(make_profile(extra=some), "running-max")
+    assert found.costs is not None
+    assert found.costs.prompt_tokens == [16, 256]
+    assert [finding.code for finding in found.findings] == ["mixed-incomplete"]
+    assert "of 3 sizes of prompts, 1 (the first 64)" in found.findings[0].message
+    few = [sample for sample in mixed_samples() if sample.num_verifying != 4 or sample.context_len == 64]
+    found = price_mixed(make_profile(extra=few), "running-max")
+    assert found.costs is found.error is None
+    assert [finding.code for finding in found.findings] == ["mixed-incomplete"]
+
+
+def test_repetitions_of_one_composition_count_together(make_profile: Make, make_sample: Make) -> None:
+    alike = {"num_prompt_tokens": 16, "lengths": "even"}
+    samples = [
+        make_sample("verify", "eager", 1, 16, None, 0, [1.0, 2.0], num_prefilling=1, **alike),
+        make_sample("verify", "eager", 2, 16, None, 0, [6.0], num_prefilling=2, **alike),
+    ]
+    costs = price_mixed(make_profile(extra=samples), "none").costs
+    assert costs is not None
+    assert (costs.contexts, costs.num_verifying, costs.drafts, costs.ms.tolist()) == ([0], [0], [0], [[[[2.0]]]])
+
+
+def test_a_time_that_is_none_is_named(make_profile: Make, make_sample: Make) -> None:
+    bad = make_sample("verify", "eager", 1, 16, None, 0, [-1.0], num_prefilling=1, num_prompt_tokens=16)
+    with pytest.raises(ConfigError, match=r"samples\[\d+\]\.repetitions_ms\[0\]: expected a positive finite"):
+        price_mixed(make_profile(extra=[bad]), "none")
