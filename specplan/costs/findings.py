@@ -291,10 +291,11 @@ def _spread(profile: Profile) -> Iterator[Finding]:
 def _passes(profile: Profile) -> list[Sample]:
     """Samples of one pass run over and over, of those that price it.
 
-    The host's are of steps as they came, and count once pooled. Batch expansion prices nothing, and where it is
-    compared its intervals say how sure that is.
+    The host's are of steps as they came, and count once pooled. A head prices nothing, nor does batch expansion, and
+    where that is compared its intervals say how sure it is.
     """
-    return [sample for sample in profile.samples if sample.model != "host" and sample.layout == "multi-query"]
+    apart = ("host", "head")
+    return [sample for sample in profile.samples if sample.model not in apart and sample.layout == "multi-query"]
 
 
 def _shape_of(sample: Sample) -> str:

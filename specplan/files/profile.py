@@ -22,7 +22,7 @@ Count = Annotated[int, Meta(ge=1, le=2**20)]
 CountOrZero = Annotated[int, Meta(ge=0, le=2**31)]
 Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
 # What was timed: a pass of a model, or what the host does around the passes of a step.
-Timed = Literal["draft", "verify", "draft-prefill", "host"]
+Timed = Literal["draft", "verify", "head", "draft-prefill", "host"]
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,15 +32,17 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     step; `device_ms` is the device's own interval of each repetition, empty where the host is the device. `model` is
 
     * "verify": a pass of the target; `k` is null.
+    * "head": the end of a verify pass (logits, greedy tokens, mask) over `num_tokens` tokens that are judged; no price of
+      its own, but a part of the pass's; `k` is null.
     * "draft": drafting `k` tokens per request; k = 0 is the upkeep of the drafter's state where nothing is drafted.
     * "draft-prefill": a pass of the drafter, without its head, over `num_tokens` prompt tokens; `k` is null.
     * "host": what an engine step of `num_reqs` requests and `num_tokens` tokens spends outside its passes (scheduling,
       budget, admission, laying out the batch, committing), one repetition a step. `k` is the drafts per request that
       the step proposes, 0 without a drafter.
 
-    The last two are never captured: their mode is eager, and nothing is padded. `layout` is how a pass attends: with a
-    row for each request (multi-query), or in a verify pass with one for each query (batch-expansion). `context_len` is
-    the mean over the requests, and `lengths` how alike they are.
+    Of these, verify passes and drafts alone are captured; the others' mode is eager, and nothing is padded. `layout` is
+    how a pass attends: with a row for each request (multi-query), or in a verify pass with one for each query
+    (batch-expansion). `context_len` is the mean over the requests, and `lengths` how alike they are.
 
     A verify pass of a mixed step has `num_prefilling` of its requests in prefill, which bring `num_prompt_tokens` of
     its tokens and attend to nothing before these; `context_len` is that of the other requests, of as many drafts each,

@@ -26,7 +26,7 @@ __all__ = [
 #   1  first version
 VALIDATION_SCHEMA: Final = "specplan.validation/1"
 
-Part = Literal["verify", "prefill", "draft", "draft-prefill", "host"]
+Part = Literal["verify", "prefill", "head", "draft", "draft-prefill", "host"]
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 
@@ -34,8 +34,9 @@ Positive = Annotated[float, Meta(gt=0)]
 class PartError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One part of a step, as the mean over the measured steps, in milliseconds.
 
-    `verify` is the target's pass in steps without prompt tokens, `prefill` in those with; both hold the head and the
-    mask, and count 0 in the other steps.
+    `verify` is the target's pass in steps without prompt tokens, `prefill` in those with, and each counts 0 in the
+    other steps. `head` is what ends them: the logits, the greedy tokens and the mask. Where a graph holds it with the
+    rest of the pass, it counts there.
 
     `measured_detail_ms` splits the measured part further, by the phases that the engine tells.
     """

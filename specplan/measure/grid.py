@@ -34,7 +34,7 @@ FEWEST_PROMPT_TOKENS = 16  # of a mixed step that is timed; fewer cost about as 
 class MeasuredPoint:
     """One cell of the sweep. `k` is the drafts per request of a drafter's step, None of every other."""
 
-    model: Literal["verify", "draft", "draft-prefill"]
+    model: Literal["verify", "head", "draft", "draft-prefill"]
     mode: Mode
     shape: StepShape
     k: int | None = None
@@ -222,6 +222,12 @@ class ProfilePlan:
             num_prompt_tokens=num_prompt_tokens,
         )
         return MeasuredPoint(model="verify", mode="eager", shape=shape)
+
+    def head_point(self, num_tokens: int) -> MeasuredPoint:
+        """The end of a verify pass of requests with K drafts each."""
+        num_reqs = -(-num_tokens // (1 + self.num_speculative_tokens))
+        shape = StepShape(num_reqs=num_reqs, num_tokens=num_tokens, context_len=self.context_len)
+        return MeasuredPoint(model="head", mode="eager", shape=shape)
 
     def draft_prefill_point(self, num_tokens: int) -> MeasuredPoint:
         """The prompts that a mixed step of as many prompt tokens runs."""

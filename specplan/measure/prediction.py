@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specplan.engine import EngineStep, ServingCase
-from specplan.files import CostTables, Trace
+from specplan.files import CostTables, Profile, Trace
 from specplan.files.validation import Part, PartError, SizeError
 from specplan.planning.prices import StepPrices, VerifyPrices
 from specplan.simulation.replay import ReplayCase, StepRecord, Workload, replay_steps
 
 __all__ = [
     "HOST_PHASES",
+    "HeadTimes",
     "Prediction",
     "TimedStep",
     "part_errors",
@@ -28,8 +29,9 @@ __all__ = [
 
 HOST_PHASES: Final = ("schedule", "plan", "layout", "commit", "record")
 PHASES_OF: Final[dict[Part, tuple[str, ...]]] = {
-    "verify": ("verify", "head"),
-    "prefill": ("verify", "head"),
+    "verify": ("verify",),
+    "prefill": ("verify",),
+    "head": ("head",),
     "draft": ("draft",),
     "draft-prefill": ("draft-prefill",),
     "host": HOST_PHASES,
@@ -51,7 +53,7 @@ class TimedStep:
         return sum(self.phases_ms.get(phase, 0.0) for phase in phases)
 
     def part_ms(self, part: Part, phase: str) -> float:
-        """What a phase took of a part: the target's passes are of `prefill` where they run prompt tokens."""
+        """What a phase took of a part: the target's passes count as `prefill` where they run prompt tokens."""
         other = "verify" if self.step.size.num_prompt_tokens else "prefill"
         return 0.0 if part == other else self.phases_ms.get(phase, 0.0)
 
@@ -84,31 +86,59 @@ def step_prices(case: ServingCase, tables: CostTables) -> StepPrices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeadTimes:
+    """What the end of the target's pass takes, by the tokens that it judges: linear between those that were timed."""
+
+    num_tokens: NDArray[np.int64]  # [P], ascending
+    median_ms: NDArray[np.float64]  # [P]
+
+    @classmethod
+    def from_profile(cls, profile: Profile) -> HeadTimes:
+        samples = [sample for sample in profile.samples if sample.model == "head"]
+        samples.sort(key=lambda sample: sample.num_tokens)
+        return cls(
+            num_tokens=np.array([sample.num_tokens for sample in samples], dtype=np.int64),
+            median_ms=np.array([np.median(sample.repetitions_ms) for sample in samples]),
+        )
+
+    def ms(self, num_tokens: int) -> float:
+        return float(np.interp(num_tokens, self.num_tokens, self.median_ms))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prediction:
-    """One case's replay, its steps charged by `prices`."""
+    """One case's replay, its steps charged by `prices`. `head`: what of the target's passes is their end."""
 
     records: Sequence[StepRecord]
     prices: StepPrices
+    head: HeadTimes
 
     def tokens_per_s(self, places: Sequence[int]) -> float:
         """Over the steps at these places of the loop: those that were measured. The replay may be a little shorter."""
         records = [self.records[place] for place in places if place < len(self.records)]
         return sum(record.num_output_tokens for record in records) / sum(map(self.step_ms, records)) * 1e3
 
-    def parts_ms(self, step: EngineStep | StepRecord) -> dict[Part, float]:
-        """What each part of a step should cost, of the replay or of the engine."""
-        size = step.size
-        target_ms = self.prices.target_ms(size, step.num_tokens - size.num_non_draft_tokens)
+    def step_ms(self, step: EngineStep | StepRecord) -> float:
+        """What a step should cost, of the replay or of the engine."""
+        num_drafts = step.num_tokens - step.size.num_non_draft_tokens
+        return self.prices.step_ms(step.size, num_drafts=num_drafts, k=step.k)
+
+    def parts_ms(self, timed: TimedStep) -> dict[Part, float]:
+        """What each part of an engine's step should cost; they sum to `step_ms`."""
+        step, size = timed.step, timed.step.size
+        num_drafts = step.num_tokens - size.num_non_draft_tokens
+        target_ms = self.prices.target_ms(size, num_drafts)
+        # The head runs over the last token of a prompt's chunk, and elsewhere over all, padding included.
+        num_judged = size.num_reqs + num_drafts if size.num_prompt_tokens else step.executed_tokens
+        head_ms = min(self.head.ms(num_judged), target_ms) if "head" in timed.phases_ms else 0.0
         return {
-            "verify": 0.0 if size.num_prompt_tokens else target_ms,
-            "prefill": target_ms if size.num_prompt_tokens else 0.0,
+            "verify": 0.0 if size.num_prompt_tokens else target_ms - head_ms,
+            "prefill": target_ms - head_ms if size.num_prompt_tokens else 0.0,
+            "head": head_ms,
             "draft": float(self.prices.draft_ms[step.k, size.num_reqs]),
             "draft-prefill": float(self.prices.draft_prefill_ms[size.num_prompt_tokens]),
             "host": float(self.prices.overhead_ms[size.num_reqs]),
         }
-
-    def step_ms(self, step: EngineStep | StepRecord) -> float:
-        return sum(self.parts_ms(step).values())
 
 
 def step_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> NDArray[np.float64]:  # [num_steps]
@@ -118,7 +148,7 @@ def step_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> NDArray[n
 
 def part_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> list[PartError]:
     """Each part, predicted and measured, as the mean over the steps."""
-    predicted = [prediction.parts_ms(timed.step) for timed in steps]
+    predicted = [prediction.parts_ms(timed) for timed in steps]
     details = {
         part: {phase: float(np.mean([timed.part_ms(part, phase) for timed in steps])) for phase in phases}
         for part, phases in PHASES_OF.items()

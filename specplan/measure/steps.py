@@ -99,6 +99,8 @@ class StepFactory:
     def laid_out(self, point: MeasuredPoint) -> ReadyStep:
         if point.model == "verify":
             return self.verify_step(point)
+        if point.model == "head":
+            return self.head_step(point)
         if point.k is None:
             return self.draft_prefill_step(point)
         return self.draft_step(point, point.k)
@@ -126,6 +128,8 @@ class StepFactory:
         shape = point.shape
         if point.model == "draft-prefill":
             return self.plan.mixed_point(0, 0, shape.num_tokens)
+        if point.model == "head":
+            return self.plan.verify_point("eager", shape.num_reqs, shape.num_tokens)
         if point.k is not None:
             return self.plan.verify_point("eager", shape.num_reqs, shape.num_reqs * (1 + point.k))
         if shape.num_drafts == 0:
@@ -161,6 +165,22 @@ class StepFactory:
             run=run,
             executed_num_reqs=verify.num_drafts.shape[0],
             executed_num_tokens=verify.executed_num_tokens,
+        )
+
+    def head_step(self, point: MeasuredPoint) -> ReadyStep:
+        shape = point.shape
+        verify = VerifyPass(
+            self.target,
+            self.target_cache,
+            query_lens=even_query_lens(shape.num_reqs, shape.num_tokens),
+            context_lens=self.context_lens(shape),
+        )
+        token_ids = self.random_tokens(self.target, shape.num_tokens)
+        hidden = verify.forward(token_ids)
+        return ReadyStep(
+            run=lambda: verify.judge(hidden, token_ids)[0],
+            executed_num_reqs=verify.num_drafts.shape[0],
+            executed_num_tokens=hidden.shape[0],
         )
 
     def rows_of(self, shape: StepShape) -> list[StepRow]:

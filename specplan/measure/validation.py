@@ -25,6 +25,7 @@ from specplan.measure.environment import describe_environment
 from specplan.measure.phases import PhaseClock
 from specplan.measure.prediction import (
     HOST_PHASES,
+    HeadTimes,
     Prediction,
     TimedStep,
     part_errors,
@@ -82,8 +83,8 @@ class Served:
         timed = [timed for timed in every if timed.round_number in rounds] or every
         return [timed for timed in timed if timed.step.size.num_reqs == self.case.concurrency] or timed
 
-    def predict(self, tables: CostTables) -> Prediction:
-        return Prediction(records=self.planned, prices=step_prices(self.case, tables))
+    def predict(self, tables: CostTables, head: HeadTimes) -> Prediction:
+        return Prediction(records=self.planned, prices=step_prices(self.case, tables), head=head)
 
     def run_round(self, number: int) -> None:
         gc.collect()
@@ -161,6 +162,10 @@ def validate_pair(
         lengths: Lengths = "ragged" if policy.has_budget else "spread"
         return tables_from_profile(profile_of(rounds, host_samples(timed)), lengths=lengths)
 
+    @cache
+    def head_of(rounds: tuple[int, ...]) -> HeadTimes:
+        return HeadTimes.from_profile(profile_of(rounds, []))
+
     served_cases: list[Served] = []
     order = random.Random(plan.seed)
     planner: CostTables | None = None
@@ -206,8 +211,8 @@ def validate_pair(
         cases=[
             compare(
                 served,
-                served.predict(tables_of(policy, every_round)),
-                [served.predict(tables_of(policy, (number,))) for number in every_round],
+                served.predict(tables_of(policy, every_round), head_of(every_round)),
+                [served.predict(tables_of(policy, (number,)), head_of((number,))) for number in every_round],
                 trace,
                 target,
                 prompts,

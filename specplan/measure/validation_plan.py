@@ -14,6 +14,7 @@ from specplan.files import Trace
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
 from specplan.models import LoadedModel
 from specplan.planning import Policy
+from specplan.shapes import powers_of_four
 from specplan.simulation.verdicts import FEWEST_ROUNDS
 
 __all__ = [
@@ -103,11 +104,13 @@ class ProfilePlans:
         """What prices the cases: the modes that run, at the requests that are served."""
         points = [point for each in (self.short, self.long) for point in each.points() if point.model != "draft"]
         points += [point for point in self.mean.points() if point.model == "draft"]
+        largest = max(self.long.num_reqs) * (1 + self.long.num_speculative_tokens)
+        points += map(self.mean.head_point, powers_of_four(1, largest))
         return [point for point in dict.fromkeys(points) if is_priced(point, self.long.capture_sizes[-1])]
 
 
 def is_priced(point: MeasuredPoint, capture_limit: int) -> bool:
-    if point.shape.is_mixed:
+    if point.shape.is_mixed or point.model == "head":
         return True
     if point.model == "verify":
         return (point.mode == "graph") == (point.shape.num_tokens <= capture_limit)

@@ -130,7 +130,7 @@ class TestMalformed:
         [
             (("cases", 0, "policy"), 3, "$.cases[0].policy: expected str, got int"),
             (("cases", 1, "num_steps"), -1, "$.cases[1].num_steps: expected int >= 1, got -1"),
-            (("cases", 0, "parts", 0, "part"), "head", "$.cases[0].parts[0].part: invalid enum value 'head'"),
+            (("cases", 0, "parts", 0, "part"), "tail", "$.cases[0].parts[0].part: invalid enum value 'tail'"),
             (("cases", 0, "speed"), 1, "$.cases[0]: object contains unknown field speed"),
             (("cases", 0, "sizes", 0, "num_reqs"), "2", "$.cases[0].sizes[0].num_reqs: expected int, got str"),
             (

@@ -249,10 +249,12 @@ def stages(plan: ProfilePlan) -> tuple[list[Group], list[Group]]:
         if p.model == "verify" and p.mode == "graph" and p.shape.num_reqs == fewest[p.shape.num_tokens]
     ]
     verify.sort(key=lambda point: -point.shape.num_tokens)
-    tail = [p for p in points if p.model == "verify" and p.shape.num_tokens > plan.capture_sizes[-1]]
+    passes = [p for p in points if p.model == "verify" and not p.shape.is_mixed]
+    tail = [p for p in passes if p.shape.num_tokens > plan.capture_sizes[-1]]
+    mixed = [p for p in points if p.shape.is_mixed]
     counts = sorted({*request_grid(plan.max_num_seqs), *(plan.max_num_seqs * i // 16 for i in (2, 3, 6, 12))} - {0})
     drafts = [plan.draft_point("graph", num_reqs, k) for num_reqs in reversed(counts) for k in (K, 3, 1)]
-    first = [("verify", verify), ("tail", tail), ("draft", drafts)]
+    first = [("verify", verify), ("tail", tail), ("draft", drafts), ("mixed", mixed)]
     seen = {point for _, group in first for point in group}
     rest = [p for p in points if p not in seen]
     return first, [
@@ -267,14 +269,17 @@ def fewest_reqs(plan: ProfilePlan, size: int) -> int:
     return fits[0] if fits else plan.max_num_seqs
 
 
-def shape_of(record: MeasuredPoint | Sample | Failure) -> tuple[str, str, int | None, int, int]:
+def shape_of(record: MeasuredPoint | Sample | Failure) -> tuple[str, str, int | None, int, int, int]:
     shape = record.shape if isinstance(record, MeasuredPoint) else record
-    return record.model, record.mode, record.k, shape.num_reqs, shape.num_tokens
+    return record.model, record.mode, record.k, shape.num_reqs, shape.num_tokens, shape.num_prompt_tokens
 
 
 def describe(point: MeasuredPoint) -> str:
     drafts = "" if point.k is None else f", k = {point.k}"
-    return f"{point.model} {point.mode}, {point.shape.num_reqs} requests, {point.shape.num_tokens} tokens{drafts}"
+    prompts = f" ({point.shape.num_prompt_tokens} of prompts)" if point.shape.is_mixed else ""
+    return (
+        f"{point.model} {point.mode}, {point.shape.num_reqs} requests, {point.shape.num_tokens} tokens{prompts}{drafts}"
+    )
 
 
 def kv_bytes_per_token(model: LoadedModel) -> int:

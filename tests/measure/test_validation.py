@@ -20,6 +20,7 @@ from specplan.measure import ValidationPlan, validate_pair
 from specplan.measure.agreement import check_lossless, compare_decisions, confidence_difference, dense_logits
 from specplan.measure.phases import PhaseClock
 from specplan.measure.prediction import (
+    HeadTimes,
     Prediction,
     TimedStep,
     part_errors,
@@ -94,7 +95,9 @@ def test_the_parts_of_a_step_are_the_step(validation: Validation) -> None:
     """What the clock saw, up to what lies between its readings."""
     for case in validation.cases:
         parts = {part.part: part for part in case.parts}
-        assert list(parts) == ["verify", "prefill", "draft", "draft-prefill", "host"]
+        assert list(parts) == ["verify", "prefill", "head", "draft", "draft-prefill", "host"]
+        assert parts["head"].measured_ms > 0
+        assert parts["head"].predicted_ms > 0
         assert (parts["prefill"].measured_ms > 0) == any(size.has_prompt_tokens for size in case.sizes)
         assert (parts["prefill"].predicted_ms > 0) == (parts["prefill"].measured_ms > 0)
         assert (parts["draft"].measured_ms > 0) == (case.policy != "none")
@@ -212,11 +215,15 @@ def predict(trace: Trace, policy: str = "fixed:2") -> Prediction:
         max_num_batched_tokens=32,
         tables=make_tables(),
     )
-    return Prediction(records=replay_case(trace, case, make_tables()), prices=step_prices(case, make_tables()))
+    return Prediction(
+        records=replay_case(trace, case, make_tables()),
+        prices=step_prices(case, make_tables()),
+        head=HeadTimes(num_tokens=np.array([2, 6]), median_ms=np.array([0.5, 1.5])),
+    )
 
 
 def test_errors_by_hand(trace: Trace) -> None:
-    """Predicted: 14 to verify 4 tokens, 2 to draft, 0.5 for the host."""
+    """Predicted: 14 to verify 4 tokens, 1 of them for the head, 2 to draft, 0.5 for the host."""
     prediction = predict(trace)
     mixed = StepSize(num_reqs=2, num_verifying=1, num_prompt_tokens=3, context_len=8.0)
     steps = [
@@ -224,15 +231,21 @@ def test_errors_by_hand(trace: Trace) -> None:
         timed(make_step(), 16.5, verify=12.0, head=1.0, draft=3.0, plan=0.25, record=0.25),
         timed(make_step(size=mixed, num_tokens=6, executed_tokens=6), 20.0, verify=15.0, head=1.0),
     ]
-    assert prediction.parts_ms(make_step()) == {
-        "verify": 14.0, "prefill": 0.0, "draft": 2.0, "draft-prefill": 0.0, "host": 0.5,
+    assert prediction.parts_ms(steps[0]) == {
+        "verify": 13.0, "prefill": 0.0, "head": 1.0, "draft": 2.0, "draft-prefill": 0.0, "host": 0.5,
     }  # fmt: skip
+    replayed = timed(make_step(), 15.0, verify=11.0)  # with its head
+    assert prediction.parts_ms(replayed) == {**prediction.parts_ms(steps[0]), "verify": 14.0, "head": 0.0}
+    assert prediction.parts_ms(steps[2])["head"] == 1.0  # of 6 tokens 2 drafts and 2 others are judged
+    for each in (*steps, replayed):
+        assert sum(prediction.parts_ms(each).values()) == prediction.step_ms(each.step)
     assert step_errors(prediction, steps).tolist() == pytest.approx([0.1, 0.0, -0.075])
     parts = {part.part: part for part in part_errors(prediction, steps)}
-    assert parts["verify"].predicted_ms == pytest.approx((14 + 14) / 3)
-    assert parts["verify"].measured_ms == pytest.approx((11 + 13) / 3)
-    assert parts["prefill"].predicted_ms == pytest.approx(16 / 3)
-    assert parts["prefill"].measured_detail_ms == pytest.approx({"verify": 15 / 3, "head": 1 / 3})
+    assert parts["verify"].predicted_ms == pytest.approx((13 + 13) / 3)
+    assert parts["verify"].measured_ms == pytest.approx((10 + 12) / 3)
+    assert parts["prefill"].predicted_ms == pytest.approx((16 - 1) / 3)
+    assert parts["prefill"].measured_detail_ms == pytest.approx({"verify": 15 / 3})
+    assert (parts["head"].predicted_ms, parts["head"].measured_ms) == pytest.approx(((1 + 1 + 1) / 3, 1))
     assert parts["host"].measured_detail_ms["plan"] == pytest.approx(0.25)
     sizes = size_errors(prediction, steps)
     assert [(size.executed_tokens, size.has_prompt_tokens, size.num_steps) for size in sizes] == [
