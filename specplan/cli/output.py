@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -76,13 +77,20 @@ def show_progress(task: str) -> Iterator[Report]:
         yield lambda fraction, doing: progress.update(bar, completed=fraction, doing=doing)
 
 
+def in_words(duration_s: float) -> str:
+    return f"{round(duration_s)} s" if duration_s < 100 else f"{round(duration_s / 60)} min"
+
+
 def line_report(task: str) -> Report:
     tenths_told = 0
+    start_s = time.monotonic()
 
     def report(fraction: float, doing: str) -> None:
         nonlocal tenths_told
         if int(fraction * 10) > tenths_told:
             tenths_told = int(fraction * 10)
-            remark(f"{task}: {tenths_told * 10}% ({doing})")
+            left_s = (time.monotonic() - start_s) * (1 / fraction - 1)
+            left = f"; about {in_words(left_s)} left" if fraction < 1 else ""
+            remark(f"{task}: {tenths_told * 10}% ({doing}{left})")
 
     return report

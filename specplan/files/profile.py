@@ -32,8 +32,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     step; `device_ms` is the device's own interval of each repetition, empty where the host is the device. `model` is
 
     * "verify": a pass of the target; `k` is null.
-    * "head": the end of a verify pass (logits, greedy tokens, mask) over `num_tokens` tokens that are judged; no price of
-      its own, but a part of the pass's; `k` is null.
+    * "head": the end of a verify pass (logits, greedy tokens, mask) over `num_tokens` tokens that are judged; no price
+      of its own, but a part of the pass's; `k` is null.
     * "draft": drafting `k` tokens per request; k = 0 is the upkeep of the drafter's state where nothing is drafted.
     * "draft-prefill": a pass of the drafter, without its head, over `num_tokens` prompt tokens; `k` is null.
     * "host": what an engine step of `num_reqs` requests and `num_tokens` tokens spends outside its passes (scheduling,

@@ -19,6 +19,7 @@ __all__ = [
     "HOST_PHASES",
     "HeadTimes",
     "Prediction",
+    "RoundPrices",
     "TimedStep",
     "part_errors",
     "replay_case",
@@ -106,17 +107,11 @@ class HeadTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prediction:
-    """One case's replay, its steps charged by `prices`. `head`: what of the target's passes is their end."""
+class RoundPrices:
+    """What one round of profiling says that steps cost. `head`: what of the target's passes is their end."""
 
-    records: Sequence[StepRecord]
     prices: StepPrices
     head: HeadTimes
-
-    def tokens_per_s(self, places: Sequence[int]) -> float:
-        """Over the steps at these places of the loop: those that were measured. The replay may be a little shorter."""
-        records = [self.records[place] for place in places if place < len(self.records)]
-        return sum(record.num_output_tokens for record in records) / sum(map(self.step_ms, records)) * 1e3
 
     def step_ms(self, step: EngineStep | StepRecord) -> float:
         """What a step should cost, of the replay or of the engine."""
@@ -141,9 +136,32 @@ class Prediction:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prediction:
+    """One case's replay. A step is charged by the round that it was served in: a machine drifts under both alike."""
+
+    records: Sequence[StepRecord]
+    rounds: Sequence[RoundPrices]
+
+    def tokens_per_s(self, steps: Sequence[TimedStep]) -> float:
+        """Over the steps at the places of these in the loop: those that were measured.
+
+        The replay may be a little shorter.
+        """
+        replayed = [(self.records[timed.place], timed) for timed in steps if timed.place < len(self.records)]
+        num_tokens = sum(record.num_output_tokens for record, _ in replayed)
+        return num_tokens / sum(self.rounds[timed.round_number].step_ms(record) for record, timed in replayed) * 1e3
+
+    def step_ms(self, timed: TimedStep) -> float:
+        return self.rounds[timed.round_number].step_ms(timed.step)
+
+    def parts_ms(self, timed: TimedStep) -> dict[Part, float]:
+        return self.rounds[timed.round_number].parts_ms(timed)
+
+
 def step_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> NDArray[np.float64]:  # [num_steps]
     """predicted / measured - 1 of each step."""
-    return np.array([prediction.step_ms(timed.step) / timed.wall_ms - 1 for timed in steps])
+    return np.array([prediction.step_ms(timed) / timed.wall_ms - 1 for timed in steps])
 
 
 def part_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> list[PartError]:
@@ -176,7 +194,7 @@ def size_errors(prediction: Prediction, steps: Sequence[TimedStep]) -> list[Size
             executed_tokens=executed_tokens,
             has_prompt_tokens=has_prompt_tokens,
             num_steps=len(group),
-            predicted_ms=float(np.median([prediction.step_ms(timed.step) for timed in group])),
+            predicted_ms=float(np.median([prediction.step_ms(timed) for timed in group])),
             measured_ms=float(np.median([timed.wall_ms for timed in group])),
         )
         for (num_reqs, executed_tokens, has_prompt_tokens), group in sorted(

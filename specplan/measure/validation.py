@@ -6,10 +6,12 @@ import gc
 import random
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -27,6 +29,7 @@ from specplan.measure.prediction import (
     HOST_PHASES,
     HeadTimes,
     Prediction,
+    RoundPrices,
     TimedStep,
     part_errors,
     replay_case,
@@ -50,8 +53,8 @@ from specplan.simulation.replay import StepRecord
 
 __all__ = ["validate_pair"]
 
-# No point is ever done: each round gives each one burst, and no round more than another. The bursts are long: a loop
-# that serves one small batch after the other finds memory and caches as it left them.
+# No point is ever done: each round gives each one burst, and no round more than another. Points are visited between the
+# cases that are served, so that a machine that drifts within a round drifts under both.
 EACH_ROUND = StoppingRule(min_repetitions=sys.maxsize, burst=4, burst_ms=0.0)
 # Of the steps that a case takes in a round, every fourth tells what the host takes, and so do the first two, which find
 # what another case has left. They are not compared with anything.
@@ -74,17 +77,14 @@ class Served:
     def measured(self) -> list[TimedStep]:
         return [timed for timed in self.steps if not timed.is_calibration]
 
-    def calibration(self, rounds: Sequence[int]) -> list[TimedStep]:
-        """Of these rounds, or of all where the case was done before; of full batches, where there are any.
+    def calibration(self, number: int) -> list[TimedStep]:
+        """Of a round, or of all where the case was done before; of full batches, where there are any.
 
         The odd step of fewer requests is no basis for a price.
         """
         every = [timed for timed in self.steps if timed.is_calibration]
-        timed = [timed for timed in every if timed.round_number in rounds] or every
+        timed = [timed for timed in every if timed.round_number == number] or every
         return [timed for timed in timed if timed.step.size.num_reqs == self.case.concurrency] or timed
-
-    def predict(self, tables: CostTables, head: HeadTimes) -> Prediction:
-        return Prediction(records=self.planned, prices=step_prices(self.case, tables), head=head)
 
     def run_round(self, number: int) -> None:
         gc.collect()
@@ -148,52 +148,55 @@ def validate_pair(
     for index, _ in enumerate(running.make_ready()):
         on_progress(0.15 * index / len(running.all_series), "making steps ready")
 
-    def profile_of(rounds: Sequence[int], host: Sequence[Sample]) -> Profile:
+    @cache
+    def profile_of(number: int) -> Profile:
         whole = assemble_profile(target, draft, plans.long, running.result(stopped_by="cap"), created=created)
-        samples = [of_rounds(sample, rounds) for sample in whole.samples]
-        return msgspec.structs.replace(whole, samples=[*samples, *host])
+        return msgspec.structs.replace(whole, samples=[of_round(sample, number) for sample in whole.samples])
 
     @cache
-    def tables_of(policy: Policy, rounds: tuple[int, ...]) -> CostTables:
+    def tables_of(policy: Policy, number: int) -> CostTables:
         """With the host's work under the policy: it is not the same with a drafter and with a budget as without."""
         timed = [
-            timed for served in served_cases if served.case.policy == policy for timed in served.calibration(rounds)
+            timed for served in served_cases if served.case.policy == policy for timed in served.calibration(number)
         ]
+        profile = profile_of(number)
         lengths: Lengths = "ragged" if policy.has_budget else "spread"
-        return tables_from_profile(profile_of(rounds, host_samples(timed)), lengths=lengths)
+        return tables_from_profile(
+            msgspec.structs.replace(profile, samples=[*profile.samples, *host_samples(timed)]), lengths=lengths
+        )
 
-    @cache
-    def head_of(rounds: tuple[int, ...]) -> HeadTimes:
-        return HeadTimes.from_profile(profile_of(rounds, []))
+    def prices_of(case: ServingCase, number: int) -> RoundPrices:
+        return RoundPrices(
+            prices=step_prices(case, tables_of(case.policy, number)), head=HeadTimes.from_profile(profile_of(number))
+        )
 
     served_cases: list[Served] = []
     order = random.Random(plan.seed)
     planner: CostTables | None = None
     for number in range(plan.num_rounds):
-        done = 0.15 + 0.8 * number / plan.num_rounds
-        for index, _ in enumerate(running.visit_all(EACH_ROUND)):
-            share = index / len(running.all_series)
-            on_progress(done + 0.4 * share / plan.num_rounds, f"round {number + 1}: profiling")
+        visits = running.visit_all(EACH_ROUND)
         if planner is None:
             # Decided by the first round and kept: a budget that moved with the profile would be another policy.
-            planner = tables_from_profile(profile_of([0], []), lengths=plans.long.lengths[-1])
+            on_progress(0.15, "round 1: profiling")
+            deque(visits, maxlen=0)
+            planner = tables_from_profile(profile_of(0), lengths=plans.long.lengths[-1])
             served_cases = [
                 serve(target, draft, prompts, trace, plan, policy, concurrency, planner, imposed)
                 for concurrency in plan.concurrencies
                 for policy in plan.policies
             ]
         order.shuffle(served_cases)
+        share = -(-len(running.all_series) // len(served_cases))
         for index, served in enumerate(served_cases):
-            share = 0.5 + 0.5 * index / len(served_cases)
-            doing = f"round {number + 1}: serving {served.case.policy.name} at {served.case.concurrency}"
-            on_progress(done + 0.8 * share / plan.num_rounds, doing)
+            doing = f"round {number + 1}: profiling, and serving {served.case.policy.name} at {served.case.concurrency}"
+            on_progress(0.15 + 0.8 * (number + index / len(served_cases)) / plan.num_rounds, doing)
+            deque(islice(visits, share), maxlen=0)
             served.run_round(number)
     assert planner is not None
     on_progress(0.95, "comparing")
     alone = None
     if imposed is None:
         alone = decode_alone(target.decoder, prompts, plan.max_output_tokens + plan.num_speculative_tokens)
-    every_round = tuple(range(plan.num_rounds))
     return Validation(
         specplan_version=__version__,
         created=created,
@@ -211,8 +214,10 @@ def validate_pair(
         cases=[
             compare(
                 served,
-                served.predict(tables_of(policy, every_round), head_of(every_round)),
-                [served.predict(tables_of(policy, (number,)), head_of((number,))) for number in every_round],
+                Prediction(
+                    records=served.planned,
+                    rounds=[prices_of(served.case, number) for number in range(plan.num_rounds)],
+                ),
                 trace,
                 target,
                 prompts,
@@ -272,7 +277,6 @@ def serve(
 def compare(
     served: Served,
     prediction: Prediction,
-    by_round: Sequence[Prediction],
     trace: Trace,
     target: LoadedModel,
     prompts: Sequence[Sequence[int]],
@@ -280,7 +284,6 @@ def compare(
 ) -> CaseValidation:
     measured = served.measured
     errors = step_errors(prediction, measured)
-    places = [timed.place for timed in measured]
     by_number: dict[int, list[TimedStep]] = {}
     for timed in measured:
         by_number.setdefault(timed.round_number, []).append(timed)
@@ -289,11 +292,9 @@ def compare(
         policy=served.case.policy.name,
         concurrency=served.case.concurrency,
         num_steps=len(measured),
-        predicted_tokens_per_s=prediction.tokens_per_s(places),
+        predicted_tokens_per_s=prediction.tokens_per_s(measured),
         measured_tokens_per_s=tokens_per_s(measured),
-        round_predictions=[
-            by_round[number].tokens_per_s([timed.place for timed in each]) for number, each in by_number.items()
-        ],
+        round_predictions=[prediction.tokens_per_s(each) for each in by_number.values()],
         round_measurements=[tokens_per_s(each) for each in by_number.values()],
         step_mape=float(np.abs(errors).mean()),
         step_bias=float(errors.mean()),
@@ -332,12 +333,9 @@ def host_samples(steps: Sequence[TimedStep]) -> list[Sample]:
     ]
 
 
-def of_rounds(sample: Sample, rounds: Sequence[int]) -> Sample:
-    """The repetitions of some rounds alone: each round gave every point one burst."""
-    burst = EACH_ROUND.burst
-    kept = [index for number in rounds for index in range(number * burst, (number + 1) * burst)]
+def of_round(sample: Sample, number: int) -> Sample:
+    """The repetitions of a round alone: each gave every point one burst."""
+    burst = slice(number * EACH_ROUND.burst, (number + 1) * EACH_ROUND.burst)
     return msgspec.structs.replace(
-        sample,
-        repetitions_ms=[sample.repetitions_ms[index] for index in kept],
-        device_ms=[sample.device_ms[index] for index in kept if sample.device_ms],
+        sample, repetitions_ms=sample.repetitions_ms[burst], device_ms=sample.device_ms[burst]
     )

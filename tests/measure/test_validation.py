@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from specplan.measure.phases import PhaseClock
 from specplan.measure.prediction import (
     HeadTimes,
     Prediction,
+    RoundPrices,
     TimedStep,
     part_errors,
     replay_case,
@@ -29,7 +31,7 @@ from specplan.measure.prediction import (
     step_errors,
     step_prices,
 )
-from specplan.measure.validation import Served, host_samples, of_rounds
+from specplan.measure.validation import Served, host_samples, of_round
 from specplan.measure.validation_plan import ProfilePlans, spread_of
 from specplan.models import Decoder, DecoderConfig, LoadedModel, load_model
 from specplan.planning import parse_policy
@@ -170,15 +172,15 @@ def test_a_phase_clock_adds_up_and_starts_anew() -> None:
     assert clock.take() == {}
 
 
-def make_tables() -> CostTables:
+def make_tables(times: float = 1.0) -> CostTables:
     """Costs that can be read off: 10 + t ms to verify t tokens, 2 to draft, and so on."""
     return build_cost_tables(
-        [(1, 2.0), (4, 2.0)],
-        [(t, 10.0 + t) for t in range(1, 33)],
+        [(1, 2.0 * times), (4, 2.0 * times)],
+        [(t, (10.0 + t) * times) for t in range(1, 33)],
         max_num_reqs=4,
         max_num_tokens=32,
         capture_limit=32,
-        overhead_ms=0.5,
+        overhead_ms=0.5 * times,
     )
 
 
@@ -215,10 +217,10 @@ def predict(trace: Trace, policy: str = "fixed:2") -> Prediction:
         max_num_batched_tokens=32,
         tables=make_tables(),
     )
+    head = HeadTimes(num_tokens=np.array([2, 6]), median_ms=np.array([0.5, 1.5]))
     return Prediction(
         records=replay_case(trace, case, make_tables()),
-        prices=step_prices(case, make_tables()),
-        head=HeadTimes(num_tokens=np.array([2, 6]), median_ms=np.array([0.5, 1.5])),
+        rounds=[RoundPrices(prices=step_prices(case, make_tables(times)), head=head) for times in (1.0, 2.0)],
     )
 
 
@@ -238,7 +240,7 @@ def test_errors_by_hand(trace: Trace) -> None:
     assert prediction.parts_ms(replayed) == {**prediction.parts_ms(steps[0]), "verify": 14.0, "head": 0.0}
     assert prediction.parts_ms(steps[2])["head"] == 1.0  # of 6 tokens 2 drafts and 2 others are judged
     for each in (*steps, replayed):
-        assert sum(prediction.parts_ms(each).values()) == prediction.step_ms(each.step)
+        assert sum(prediction.parts_ms(each).values()) == prediction.step_ms(each)
     assert step_errors(prediction, steps).tolist() == pytest.approx([0.1, 0.0, -0.075])
     parts = {part.part: part for part in part_errors(prediction, steps)}
     assert parts["verify"].predicted_ms == pytest.approx((13 + 13) / 3)
@@ -258,9 +260,19 @@ def test_errors_by_hand(trace: Trace) -> None:
 def test_tokens_per_s_are_those_of_the_replay_at_the_same_places(trace: Trace) -> None:
     records = predict(trace).records
     places = [2, 3, 5, len(records) + 4]  # the engine may take a few steps more
-    total_s = sum(records[place].cost_ms for place in places[:3]) / 1e3
+    steps = [dataclasses.replace(timed(make_step(), 1.0), place=place, round_number=place % 2) for place in places]
+    # The second round found every step twice as dear.
+    total_s = sum(records[place].cost_ms * (1 + place % 2) for place in places[:3]) / 1e3
     tokens = sum(records[place].num_output_tokens for place in places[:3])
-    assert predict(trace).tokens_per_s(places) == pytest.approx(tokens / total_s)
+    assert predict(trace).tokens_per_s(steps) == pytest.approx(tokens / total_s)
+
+
+def test_a_step_is_priced_by_the_round_that_served_it(trace: Trace) -> None:
+    prediction = predict(trace)
+    steps = [dataclasses.replace(timed(make_step(), 33.0, head=1.0), round_number=number) for number in (0, 1)]
+    assert [prediction.step_ms(each) for each in steps] == [16.5, 33.0]
+    assert prediction.parts_ms(steps[1])["draft"] == 4.0
+    assert step_errors(prediction, steps).tolist() == [-0.5, 0.0]
 
 
 def test_host_samples_are_what_lies_around_the_passes() -> None:
@@ -282,8 +294,9 @@ def test_host_samples_are_what_lies_around_the_passes() -> None:
 
 def test_a_round_is_its_own_burst() -> None:
     sample = host_samples([timed(make_step(), 1.0, plan=float(1 + index)) for index in range(12)])[0]
-    assert of_rounds(sample, [1]).repetitions_ms == [5.0, 6.0, 7.0, 8.0]
-    assert of_rounds(sample, [0, 2]).repetitions_ms == [1.0, 2.0, 3.0, 4.0, 9.0, 10.0, 11.0, 12.0]
+    assert of_round(sample, 1).repetitions_ms == [5.0, 6.0, 7.0, 8.0]
+    on_device = msgspec.structs.replace(sample, model="verify", k=None, device_ms=[0.5] * 12)
+    assert of_round(on_device, 2).device_ms == [0.5] * 4
 
 
 def as_steps(trace: Trace) -> list[EngineStep]:
@@ -451,10 +464,10 @@ def test_a_round_without_calibration_steps_is_priced_by_all() -> None:
 
     full, half, later = add(0, 3), add(0, 2), add(1, 2)
     add(1, 3, is_calibration=False)
-    assert served.calibration([0]) == [full]
-    assert served.calibration([1]) == [later]
-    assert served.calibration([2]) == served.calibration([0, 1]) == [full]
-    assert half not in served.calibration([0])
+    assert served.calibration(0) == [full]
+    assert served.calibration(1) == [later]
+    assert served.calibration(2) == [full]
+    assert half not in served.calibration(0)
 
 
 def test_an_output_may_differ_by_a_tie_and_by_nothing_else() -> None:
