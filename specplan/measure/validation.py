@@ -56,8 +56,9 @@ __all__ = ["validate_pair"]
 # No point is ever done: each round gives each one burst, and no round more than another. Points are visited between the
 # cases that are served, so that a machine that drifts within a round drifts under both.
 EACH_ROUND = StoppingRule(min_repetitions=sys.maxsize, burst=4, burst_ms=0.0)
-# Of the steps that a case takes in a round, every fourth tells what the host takes, and so do the first two, which find
-# what another case has left. They are not compared with anything.
+# Of every four steps that a case takes in a round, one at random tells what the host takes (every fourth would be the
+# same step of every output of 24 tokens), and so do the first two, which find what another case has left. They are not
+# compared with anything.
 CALIBRATION_STRIDE = 4
 FEWEST_STEPS = 4  # a round
 
@@ -72,6 +73,7 @@ class Served:
     clock: PhaseClock
     steps_per_round: int
     steps: list[TimedStep] = field(default_factory=list)
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
 
     @property
     def measured(self) -> list[TimedStep]:
@@ -95,9 +97,12 @@ class Served:
             gc.unfreeze()
 
     def run_steps(self, number: int) -> None:
+        calibration = 0
         for index in range(self.steps_per_round):
             if self.engine.is_done:
                 return
+            if index % CALIBRATION_STRIDE == 0:
+                calibration = index + self.dice.randrange(CALIBRATION_STRIDE)
             start_s = time.perf_counter()
             step = self.engine.step()
             wall_ms = (time.perf_counter() - start_s) * 1e3
@@ -108,7 +113,7 @@ class Served:
                     wall_ms=wall_ms,
                     phases_ms=self.clock.take(),
                     round_number=number,
-                    is_calibration=index < 2 or index % CALIBRATION_STRIDE == 0,
+                    is_calibration=index < 2 or index == calibration,
                 )
             )
 

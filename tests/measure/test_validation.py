@@ -451,6 +451,25 @@ def test_a_spread_is_of_lengths_over_their_mean() -> None:
     assert spread == tuple(sorted(spread))
 
 
+def test_a_step_that_recurs_is_measured_as_well_as_used_for_calibration() -> None:
+    """Every fourth step runs a prompt, as of outputs of four tokens at one request."""
+    case = ServingCase(policy=parse_policy("none"), num_speculative_tokens=2, concurrency=1, max_num_batched_tokens=32)
+    sizes = [
+        StepSize(num_reqs=1, num_verifying=0 + (i % 4 > 0), num_prompt_tokens=3 * (i % 4 == 0), context_len=8.0)
+        for i in range(80)
+    ]
+    coming = iter([make_step(size=size) for size in sizes])
+    engine = SimpleNamespace(is_done=False, step=lambda: next(coming))
+    served = Served(case=case, planned=[], engine=engine, clock=PhaseClock(), steps_per_round=40)  # type: ignore[arg-type]
+    served.run_round(0)
+    served.run_round(1)
+    assert len(served.steps) == 80
+    for steps in (served.measured, served.calibration(0) + served.calibration(1)):
+        assert {timed.step.size.num_prompt_tokens for timed in steps} == {0, 3}
+    assert 80 / 4 <= len(served.calibration(0)) + len(served.calibration(1)) <= 80 / 4 + 4
+    assert [timed.is_calibration for timed in (*served.steps[:2], *served.steps[40:42])] == [True] * 4
+
+
 def test_a_round_without_calibration_steps_is_priced_by_all() -> None:
     """The case was done before the round; steps of fewer requests count where there are no others."""
     case = ServingCase(policy=parse_policy("none"), num_speculative_tokens=2, concurrency=3, max_num_batched_tokens=32)
