@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +14,7 @@ from specplan.cli.output import INTERRUPTED, JsonOption, print_json, remark, sho
 
 if TYPE_CHECKING:
     from specplan.files import Profile
+    from specplan.measure import ProfilePlan, StoppingRule
 
 __all__ = ["profile"]
 
@@ -47,6 +50,13 @@ def profile(
     time_budget: Annotated[
         float | None, typer.Option(help="Seconds to spend measuring. Default: until every point has settled.")
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on from the incomplete profile at --output, or a killed sweep's beside it."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the points, and about how long they take; measure nothing.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the random tokens, caches and order.", min=0, max=2**63 - 2)] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -55,6 +65,7 @@ def profile(
     Example: specplan profile --target tiny --draft tiny --time-budget 90 -o profile.json
 
     Ctrl-C keeps what is done: the profile is written with the points measured so far and says that it is incomplete.
+    What a killed sweep had is beside it, in a file that ends in .partial. --resume goes on from either.
     """
     from specplan.cli.loading import load_pair
     from specplan.errors import ConfigError
@@ -64,6 +75,8 @@ def profile(
     if time_budget is not None and not time_budget > 0:
         raise ConfigError(f"--time-budget is {time_budget}, expected more than 0 seconds", "give it a minute or two")
     require_writable(output)
+    partial = output.with_name(f"{output.name}.partial")
+    earlier = read_earlier(output, partial) if resume else None
     pair = load_pair(target, draft, device=device, seed=seed)
     if max_num_batched_tokens is None:
         max_num_batched_tokens = pair.default_batched_tokens
@@ -76,6 +89,14 @@ def profile(
         ceiling=pair.capture_ceiling,
         layouts=tuple(name.value for name in layout or [LayoutName.MULTI_QUERY]),
     )
+    rule = StoppingRule(time_budget_s=time_budget)
+    if dry_run:
+        if json:
+            print_json(dry_run_summary(plan, rule))
+        else:
+            for line in dry_run_lines(plan, rule):
+                typer.echo(line)
+        return
     with show_progress("measuring") as report:
 
         def on_progress(progress: SweepProgress) -> None:
@@ -88,11 +109,14 @@ def profile(
             pair.target,
             pair.draft,
             plan,
-            StoppingRule(time_budget_s=time_budget),
+            rule,
             seed=seed,
+            earlier=earlier,
             on_progress=on_progress,
+            on_checkpoint=lambda so_far: so_far.write(partial),
         )
     measured.write(output)
+    partial.unlink(missing_ok=True)
     if json:
         print_json(summary(measured, output))
     else:
@@ -102,7 +126,54 @@ def profile(
         remark("interrupted: the profile holds what was measured until then, and says that it is incomplete")
         raise typer.Exit(INTERRUPTED)
     if not measured.complete:
-        remark("out of time: the profile lacks points that were never visited; give it a larger --time-budget")
+        remark("out of time: the profile lacks points that were never visited; go on with --resume")
+
+
+def read_earlier(output: Path, partial: Path) -> Profile:
+    """What a sweep that was killed had written, or else one that was stopped or ran out of time."""
+    from specplan.errors import ConfigError
+    from specplan.files import Profile
+
+    if partial.exists():
+        return Profile.read(partial)
+    if not output.exists():
+        raise ConfigError(
+            f"nothing to resume: there is neither {output} nor {partial}", "leave out --resume to start a sweep"
+        )
+    return Profile.read(output)
+
+
+def dry_run_lines(plan: ProfilePlan, rule: StoppingRule) -> Iterator[str]:
+    """Every point, then how many there are and what they take."""
+    points = plan.points()
+    for point in points:
+        shape = point.shape
+        prompts = f", {shape.num_prompt_tokens} of them of {shape.num_prefilling} prompts" if shape.is_mixed else ""
+        drafts = "" if point.k is None else f", k = {point.k}"
+        yield (
+            f"{point.model} {point.mode}, {shape.layout}: {shape.num_reqs} requests, {shape.num_tokens} tokens{prompts}"
+            f"{drafts}, context {shape.context_len}"
+        )
+    least_s, most_s = duration_s(len(points), rule)
+    yield (
+        f"{len(points)} points: {least_s:.0f} to {most_s:.0f} s of steps, and making them ready"
+        + ("" if rule.time_budget_s is None else f"; ended after {rule.time_budget_s:.0f} s")
+    )
+
+
+def dry_run_summary(plan: ProfilePlan, rule: StoppingRule) -> dict[str, object]:
+    points = plan.points()
+    least_s, most_s = duration_s(len(points), rule)
+    return {
+        "points": [{"model": p.model, "mode": p.mode, "k": p.k, **dataclasses.asdict(p.shape)} for p in points],
+        "least_s": least_s,
+        "most_s": most_s,
+    }
+
+
+def duration_s(num_points: int, rule: StoppingRule) -> tuple[float, float]:
+    """By the stopping rule: every point needs some time on the device, and is left after more."""
+    return num_points * rule.min_busy_s, num_points * rule.max_busy_s
 
 
 def summary(measured: Profile, output: Path) -> dict[str, object]:

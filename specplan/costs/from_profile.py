@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specplan import __version__
 from specplan.costs.build import check_at_least, check_monotone, free_draft
+from specplan.costs.conditions import judge_conditions
 from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summarise
 from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, judge_profile, unmeasured
 from specplan.costs.layouts import compare_layouts
@@ -105,6 +106,7 @@ def tables_from_profile(
         ),
         findings=[
             *judge_profile(profile),
+            *judge_conditions(profile),
             *judge_costs(Evidence(name="verify", unit="tokens", curves=verify_curves, cells_ms=verify_rows.ms)),
             *draft.findings,
             *overhead.findings,

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from specplan.files._json import encode, read_json, write_json
 from specplan.shapes import Layout, Lengths
 
-__all__ = ["PROFILE_SCHEMA", "Environment", "Failure", "ModelInfo", "Profile", "Sample"]
+__all__ = ["PROFILE_SCHEMA", "Environment", "Failure", "ModelInfo", "Profile", "Reading", "Sample"]
 
 # History of the schema:
 #   1  first version
@@ -65,6 +65,17 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lengths: Lengths = "even"
     num_prefilling: CountOrZero = 0
     num_prompt_tokens: CountOrZero = 0
+
+    @property
+    def host_bound_fraction(self) -> float | None:
+        """The share of the median step in which the device waits for the host; null where that is not known.
+
+        1 - median(device_ms / repetitions_ms), and 0 where the device's own interval is the price.
+        """
+        if not self.device_ms:
+            return None
+        busy = sorted(device / wall for device, wall in zip(self.device_ms, self.repetitions_ms, strict=True))
+        return max(0.0, 1.0 - (busy[len(busy) // 2] + busy[(len(busy) - 1) // 2]) / 2)
 
     @property
     def is_mixed(self) -> bool:
@@ -165,6 +176,24 @@ class Environment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     timing_scope: str
 
 
+class Reading(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the device was like at a moment of the sweep. Null is unknown, never "fine".
+
+    `throttle` names why clocks are lower than they could be; `other_processes` are those on the GPU. `others_share`, of
+    a CPU, is the share of all cores' time since the reading before that went to other processes, or to the host of a
+    virtual machine.
+    """
+
+    at_s: Annotated[float, Meta(ge=0)]  # since the sweep began
+    sm_clock_mhz: CountOrZero | None = None
+    max_sm_clock_mhz: CountOrZero | None = None
+    power_w: Annotated[float, Meta(ge=0)] | None = None
+    temperature_c: int | None = None
+    throttle: list[str] | None = None
+    other_processes: CountOrZero | None = None
+    others_share: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+
 class ModelInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ran. `random` weights cost what trained ones do, and draft nothing worth recording."""
 
@@ -195,6 +224,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     complete: bool
     samples: list[Sample]
     failures: list[Failure] = []
+    readings: list[Reading] = []
 
     def __post_init__(self) -> None:
         for index, (size, following) in enumerate(zip(self.capture_sizes, self.capture_sizes[1:], strict=False), 1):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
+from operator import attrgetter
+
+import msgspec
 
 from specplan import __version__
+from specplan.errors import ConfigError
 from specplan.files import ModelInfo, Profile
 from specplan.measure.environment import describe_environment
 from specplan.measure.grid import ProfilePlan
 from specplan.measure.steps import StepFactory
-from specplan.measure.sweep import StoppingRule, SweepProgress, SweepResult, sweep
+from specplan.measure.sweep import StoppingRule, SweepProgress, SweepResult, point_of, sweep
 from specplan.models import LoadedModel
 
 __all__ = ["assemble_profile", "profile_pair"]
+
+SAME_OR_ANEW = "resume with the options, models and device of the sweep that was stopped, or leave out --resume"
 
 
 def profile_pair(
@@ -23,13 +30,62 @@ def profile_pair(
     rule: StoppingRule,
     *,
     seed: int = 0,
+    earlier: Profile | None = None,
     on_progress: Callable[[SweepProgress], None] = lambda progress: None,
+    on_checkpoint: Callable[[Profile], None] = lambda profile: None,
 ) -> Profile:
-    """Measures the pair on the device it was loaded to. Raises ConfigError if the plan does not fit the models."""
+    """Measures the pair on the device it was loaded to.
+
+    `earlier`: a profile of the same pair, plan and device that was stopped, to go on from. `on_checkpoint` is given the
+    incomplete profile from time to time.
+
+    Raises ConfigError if the plan does not fit the models, or what is to be gone on from is of something else.
+    """
+    created = datetime.now(UTC).isoformat(timespec="seconds") if earlier is None else earlier.created
+
+    def profile_of(result: SweepResult) -> Profile:
+        readings = [*(earlier.readings if earlier else ()), *result.readings]
+        return assemble_profile(target, draft, plan, replace(result, readings=readings), created=created)
+
+    if earlier is not None:
+        require_same(earlier, profile_of(SweepResult(samples=[], failures=[], readings=[], complete=False)), plan)
     factory = StepFactory(target.decoder, draft.decoder, plan, seed=seed)
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    result = sweep(factory, plan.points(), rule, seed=seed, on_progress=on_progress)
-    return assemble_profile(target, draft, plan, result, created=created)
+    result = sweep(
+        factory,
+        plan.points(),
+        rule,
+        seed=seed,
+        earlier=() if earlier is None else earlier.samples,
+        on_progress=on_progress,
+        on_checkpoint=lambda so_far: on_checkpoint(profile_of(so_far)),
+    )
+    return profile_of(result)
+
+
+def require_same(earlier: Profile, now: Profile, plan: ProfilePlan) -> None:
+    """Refuses to go on from what another device, pair, plan or version measured: half of it would be of neither."""
+    wanted = {
+        "specplan_version": now.specplan_version,
+        **{f"environment.{name}": value for name, value in msgspec.structs.asdict(now.environment).items()},
+        **{name: getattr(now, name) for name in ("target", "draft", "num_speculative_tokens", "max_num_seqs")},
+        **{name: getattr(now, name) for name in ("max_num_batched_tokens", "capture_sizes")},
+    }
+    for place, expected in wanted.items():
+        found = attrgetter(place)(earlier)
+        if found != expected:
+            raise ConfigError(
+                f"cannot go on from this profile: its {place} is {found}, and this sweep's {expected}",
+                SAME_OR_ANEW,
+            )
+    planned = set(plan.points())
+    others = [sample for sample in earlier.samples if sample.model == "host" or point_of(sample) not in planned]
+    if others:
+        raise ConfigError(
+            f"cannot go on from this profile: {len(others)} of its {len(earlier.samples)} samples are of points that "
+            f"this sweep does not measure; the first, {others[0].model} {others[0].mode} of {others[0].num_reqs} "
+            f"requests and {others[0].num_tokens} tokens at context {others[0].context_len}",
+            SAME_OR_ANEW,
+        )
 
 
 def assemble_profile(
@@ -51,6 +107,7 @@ def assemble_profile(
         complete=result.complete,
         samples=result.samples,
         failures=result.failures,
+        readings=result.readings,
     )
 
 

@@ -17,17 +17,21 @@ import torch
 
 from specplan.costs.uncertainty import median_half_widths
 from specplan.errors import MeasurementError
-from specplan.files import Failure, Sample
+from specplan.files import Failure, Reading, Sample
 from specplan.measure.clock import StepTime, time_step
+from specplan.measure.conditions import ConditionReader
 from specplan.measure.grid import MeasuredPoint
 from specplan.measure.steps import ReadyStep, StepFactory
+from specplan.shapes import StepShape
 
-__all__ = ["StoppingRule", "Sweep", "SweepProgress", "SweepResult", "sweep"]
+__all__ = ["StoppingRule", "Sweep", "SweepProgress", "SweepResult", "point_of", "sweep"]
 
 # A short step is as fast as in a loop of its own only after some runs: a millisecond's at its sixth or so.
 WARM_UP_RUNS = 8
 WARM_UP_MS = 10.0
 MOST_IN_A_BURST = 10
+READ_EVERY_S = 5.0
+SAVE_EVERY_S = 30.0
 
 StopReason = Literal["converged", "cap", "time-budget", "interrupted"]
 
@@ -70,6 +74,7 @@ class SweepResult:
 
     samples: list[Sample]
     failures: list[Failure]
+    readings: list[Reading]
     complete: bool
 
 
@@ -83,6 +88,27 @@ class Series:
     repetitions: list[StepTime] = field(default_factory=list)
     stop_reason: StopReason | None = None
     failure: str | None = None
+    executed: tuple[int, int] = (0, 0)  # requests and tokens
+
+    @classmethod
+    def after(cls, point: MeasuredPoint, earlier: Sample | None) -> Series:
+        """What an earlier sweep knew of the point; a reason to stop holds where the point was done."""
+        if earlier is None:
+            return cls(point)
+        done = earlier.stop_reason if earlier.stop_reason in ("converged", "cap") else None
+        device_ms: Sequence[float | None] = earlier.device_ms or [None] * len(earlier.repetitions_ms)
+        return cls(
+            point,
+            warm_up=[
+                StepTime(wall_ms=ms, device_ms=ms if priced_by_device(point) else None) for ms in earlier.warmup_ms
+            ],
+            repetitions=[
+                StepTime(wall_ms=wall_ms, device_ms=device)
+                for wall_ms, device in zip(earlier.repetitions_ms, device_ms, strict=True)
+            ],
+            stop_reason=done,
+            executed=(earlier.executed_num_reqs, earlier.executed_num_tokens),
+        )
 
     @property
     def priced_ms(self) -> list[float]:
@@ -92,16 +118,28 @@ class Series:
 class Sweep:
     """Points on their way to being known. Made ready once, visited in as many rounds as there is time for."""
 
-    def __init__(self, factory: StepFactory, points: Sequence[MeasuredPoint], *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        factory: StepFactory,
+        points: Sequence[MeasuredPoint],
+        *,
+        seed: int = 0,
+        earlier: Sequence[Sample] = (),
+    ) -> None:
+        """`earlier`: samples of a sweep of the same points that was stopped; they count as its own."""
         self.factory = factory
-        self.all_series = [Series(point) for point in points]
+        known = {point_of(sample): sample for sample in earlier}
+        self.all_series = [Series.after(point, known.get(point)) for point in points]
         self.order = random.Random(seed)
         self.rounds = 0
+        self.conditions = ConditionReader(factory.device)
+        self.readings = [self.conditions.read()]
 
     @torch.inference_mode()
     def make_ready(self) -> Iterator[MeasuredPoint]:
         """Every step is ready before any is timed, the largest first, so that smaller graphs fit in its memory."""
-        for series in sorted(self.all_series, key=lambda series: -series.point.shape.num_tokens):
+        pending = [series for series in self.all_series if series.stop_reason is None]
+        for series in sorted(pending, key=lambda series: -series.point.shape.num_tokens):
             make_ready(series, self.factory)
             yield series.point
 
@@ -113,6 +151,8 @@ class Sweep:
         self.order.shuffle(pending)
         for series in pending:
             visit(series, rule, self.factory.device)
+            if time.monotonic() - self.conditions.start_s - self.readings[-1].at_s >= READ_EVERY_S:
+                self.readings.append(self.conditions.read())
             yield series.point
 
     @property
@@ -125,6 +165,7 @@ class Sweep:
         return SweepResult(
             samples=samples,
             failures=[failure_of(series) for series in self.all_series if series.failure],
+            readings=list(self.readings),
             complete=stopped_by != "interrupted" and len(samples) == len(self.all_series),
         )
 
@@ -135,20 +176,31 @@ def sweep(
     rule: StoppingRule,
     *,
     seed: int = 0,
+    earlier: Sequence[Sample] = (),
     on_progress: Callable[[SweepProgress], None] = lambda progress: None,
+    on_checkpoint: Callable[[SweepResult], None] = lambda result: None,
 ) -> SweepResult:
     """Measures every point; one that cannot run is set down as a failure. Ctrl-C keeps what is done.
 
+    `on_checkpoint` is given what is known so far, at least half a minute apart, for who cannot ask for it later.
+
     Raises MeasurementError if nothing was measured, and KeyboardInterrupt if the user stopped it before anything was.
     """
-    running = Sweep(factory, points, seed=seed)
-    start_s = time.monotonic()
+    running = Sweep(factory, points, seed=seed, earlier=earlier)
+    start_s = saved_s = time.monotonic()
 
     def out_of_time(point: MeasuredPoint | None = None) -> bool:
         elapsed_s = time.monotonic() - start_s
         if point is not None:
             on_progress(sweep_progress(running, rule, point, elapsed_s))
+            save()
         return rule.time_budget_s is not None and elapsed_s >= rule.time_budget_s
+
+    def save() -> None:
+        nonlocal saved_s
+        if running.rounds and time.monotonic() - saved_s >= SAVE_EVERY_S:
+            on_checkpoint(running.result(stopped_by="interrupted"))
+            saved_s = time.monotonic()
 
     stopped_by: StopReason = "time-budget"
     try:
@@ -172,6 +224,7 @@ def sweep(
 def make_ready(series: Series, factory: StepFactory) -> None:
     try:
         series.step = factory.make(series.point)
+        series.executed = (series.step.executed_num_reqs, series.step.executed_num_tokens)
     except MeasurementError as error:
         series.failure = error.message
 
@@ -225,8 +278,7 @@ def price_ms(point: MeasuredPoint, time: StepTime) -> float:
 
 
 def sample_of(series: Series, stopped_by: StopReason) -> Sample:
-    point, step = series.point, series.step
-    assert step is not None
+    point = series.point
     return Sample(
         model=point.model,
         mode=point.mode,
@@ -236,8 +288,8 @@ def sample_of(series: Series, stopped_by: StopReason) -> Sample:
         num_tokens=point.shape.num_tokens,
         num_prefilling=point.shape.num_prefilling,
         num_prompt_tokens=point.shape.num_prompt_tokens,
-        executed_num_reqs=step.executed_num_reqs,
-        executed_num_tokens=step.executed_num_tokens,
+        executed_num_reqs=series.executed[0],
+        executed_num_tokens=series.executed[1],
         k=point.k,
         context_len=point.shape.context_len,
         warmup_ms=[price_ms(point, time) for time in series.warm_up],
@@ -245,6 +297,21 @@ def sample_of(series: Series, stopped_by: StopReason) -> Sample:
         device_ms=[time.device_ms for time in series.repetitions if time.device_ms is not None],
         stop_reason=series.stop_reason or stopped_by,
     )
+
+
+def point_of(sample: Sample) -> MeasuredPoint:
+    """The point that a sample is of; the inverse of `sample_of`."""
+    assert sample.model != "host"
+    shape = StepShape(
+        num_reqs=sample.num_reqs,
+        num_tokens=sample.num_tokens,
+        context_len=sample.context_len,
+        layout=sample.layout,
+        lengths=sample.lengths,
+        num_prefilling=sample.num_prefilling,
+        num_prompt_tokens=sample.num_prompt_tokens,
+    )
+    return MeasuredPoint(model=sample.model, mode=sample.mode, shape=shape, k=sample.k)
 
 
 def failure_of(series: Series) -> Failure:

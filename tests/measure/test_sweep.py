@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.nn import functional as F
@@ -104,6 +106,85 @@ def test_ctrl_c_keeps_what_is_done() -> None:
     assert not result.complete
     assert len(result.samples) == 10
     assert {sample.stop_reason for sample in result.samples} == {"interrupted"}
+
+
+def stop_after(visits: int) -> Callable[[SweepProgress], None]:
+    left = visits
+
+    def interrupt(progress: SweepProgress) -> None:
+        nonlocal left
+        left -= progress.rounds > 0
+        if left == 0:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
+def test_a_stopped_sweep_is_gone_on_from() -> None:
+    """What is done is not run again, what is not goes on from where it was."""
+    models, plan = (small_model("big"), small_model("little")), small_plan()
+    num_points = len(plan.points())
+    stopped = profile_pair(*models, plan, QUICK, on_progress=stop_after(num_points + 10))
+    done = [sample for sample in stopped.samples if sample.stop_reason == "converged"]
+    assert not stopped.complete
+    assert len(done) == 10
+    told: list[SweepProgress] = []
+    whole = profile_pair(*models, plan, QUICK, earlier=stopped, on_progress=told.append)
+    assert whole.complete
+    assert len(told) == 2 * (num_points - 10)  # made ready, then visited once
+    assert (whole.created, len(whole.readings)) == (stopped.created, 2)
+    for before, after in zip(stopped.samples, whole.samples, strict=True):
+        assert after.repetitions_ms[: len(before.repetitions_ms)] == before.repetitions_ms
+        assert len(after.repetitions_ms) == 6
+        assert (after.executed_num_tokens, after.stop_reason) == (before.executed_num_tokens, "converged")
+    assert profile_pair(*models, plan, QUICK, earlier=whole).samples == whole.samples  # there is nothing left to do
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_num_seqs": 8}, "its max_num_seqs is 8, and this sweep's 4"),
+        ({"capture_sizes": [1, 2]}, r"its capture_sizes is \[1, 2\], and this sweep's \[1, 2, 3, 4, 6, 8, 12"),
+        ({"specplan_version": "0.0.1"}, "its specplan_version is 0.0.1"),
+        ({"environment": {"torch": "1.0"}}, "its environment.torch is 1.0"),
+        ({"target": {"config_sha256": "1" * 64}}, "its target is ModelInfo"),
+        (
+            {"samples": {"context_len": 16}},
+            "54 of its 58 samples are of points that this sweep does not measure; the first, verify graph of 1",
+        ),
+        (
+            {"samples": {"model": "host", "mode": "eager", "k": 0}},
+            "1 of its 58 samples are of points that this sweep does not measure; the first, host eager",
+        ),
+    ],
+)
+def test_only_the_same_sweep_is_gone_on_from(change: dict[str, Any], message: str) -> None:
+    """A sample of the host is no point of a sweep; v = 0 has no context."""
+    models, plan = (small_model("big"), small_model("little")), small_plan()
+    earlier = profile_pair(*models, plan, QUICK, on_progress=stop_after(60))
+    for name, value in change.items():
+        if name == "samples":
+            if "model" not in value:
+                samples = [s if s.context_len == 0 else msgspec.structs.replace(s, **value) for s in earlier.samples]
+            else:
+                samples = [msgspec.structs.replace(earlier.samples[0], **value), *earlier.samples[1:]]
+            value = samples
+        elif isinstance(value, dict):
+            value = msgspec.structs.replace(getattr(earlier, name), **value)
+        earlier = msgspec.structs.replace(earlier, **{name: value})
+    with pytest.raises(ConfigError, match=message):
+        profile_pair(*models, plan, QUICK, earlier=earlier)
+
+
+def test_a_killed_sweep_leaves_its_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specplan.measure.sweep.SAVE_EVERY_S", 0.0)
+    models, plan = (small_model("big"), small_model("little")), small_plan()
+    saved: list[Profile] = []
+    profile_pair(*models, plan, QUICK, on_checkpoint=saved.append)
+    assert [len(profile.samples) for profile in saved[:3]] == [1, 2, 3]
+    assert not saved[-1].complete
+    again = profile_pair(*models, plan, QUICK, earlier=saved[20])
+    assert again.complete
 
 
 def test_a_sweep_without_a_single_point_is_an_error() -> None:
