@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, summarise
 from specplan.costs.samples import require_positive
@@ -30,7 +31,8 @@ class MixedPricing:
 def price_mixed(profile: Profile, monotone: Monotone) -> MixedPricing:
     """The largest grid that is whole: of every size of prompts at which each composition was measured.
 
-    Unless `monotone` is "none", a step with more prompt tokens costs no less.
+    Unless `monotone` is "none", a step with more prompt tokens, drafts or verifying requests costs no less: beside many
+    prompt tokens what a draft costs is less than the noise.
     """
     cells = _cells(profile)
     if not cells:
@@ -43,7 +45,7 @@ def price_mixed(profile: Profile, monotone: Monotone) -> MixedPricing:
     compositions = list(product(contexts, counts, drafts))
     whole = [size for size in sizes if all(_cell(*each, size) in cells for each in compositions)]
     left_out = [size for size in sizes if size not in whole]
-    findings = list(_left_out(left_out, sizes))
+    findings = list(_left_out(left_out, sizes, profile))
     if not whole:
         return MixedPricing(costs=None, error=None, findings=findings)
     series = [cells[_cell(*each, size)] for each in compositions for size in whole]
@@ -59,12 +61,19 @@ def price_mixed(profile: Profile, monotone: Monotone) -> MixedPricing:
             num_verifying=counts,
             drafts=drafts,
             prompt_tokens=whole,
-            ms=ms if monotone == "none" else np.maximum.accumulate(ms, -1),
+            ms=ms if monotone == "none" else rising(ms),
             ci_ms=ci_ms,
         ),
         error=summarise(np.concatenate(errors), LEAVE_ONE_OUT),
         findings=findings,
     )
+
+
+def rising(ms: NDArray[np.float64]) -> NDArray[np.float64]:  # [C, V, D, P], as is the result
+    """The dearest so far along every axis but the contexts'."""
+    for axis in (1, 2, 3):
+        ms = np.maximum.accumulate(ms, axis)
+    return ms
 
 
 def _cells(profile: Profile) -> dict[Cell, list[float]]:
@@ -94,13 +103,18 @@ def _unmeasured() -> Finding:
     )
 
 
-def _left_out(sizes: list[int], of: list[int]) -> Iterator[Finding]:
-    if sizes:
-        yield Finding(
-            code="mixed-incomplete",
-            severity="warning",
-            place="mixed",
-            message=f"of {len(of)} sizes of prompts, {len(sizes)} (the first {sizes[0]}) were not measured beside "
-            "every number of verifying requests, and price nothing",
-            hint="measure it anew, with more time: specplan profile --time-budget SECONDS",
-        )
+def _left_out(sizes: list[int], of: list[int], profile: Profile) -> Iterator[Finding]:
+    if not sizes:
+        return
+    failed = [failure for failure in profile.failures if failure.num_prompt_tokens in sizes]
+    why = f"; the first that failed, {failed[0].num_tokens} tokens: {failed[0].message}" if failed else ""
+    yield Finding(
+        code="mixed-incomplete",
+        severity="warning",
+        place="mixed",
+        message=f"of {len(of)} sizes of prompts, {len(sizes)} (the first {sizes[0]}) were not measured beside every "
+        f"number of verifying requests, and price nothing{why}",
+        hint="profile smaller steps (--max-num-batched-tokens)"
+        if failed
+        else "give it more time: specplan profile --resume",
+    )

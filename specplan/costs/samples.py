@@ -63,15 +63,17 @@ class Sheet:
 def of_lengths(profile: Profile, lengths: Lengths) -> Profile:
     """The profile without what was timed on steps of other lengths, which is none of their price.
 
-    A drafter's queries are alike, and prompts are whole: of a budget's raggedness they know nothing, and mixed steps
-    are timed without it.
+    A drafter's queries are alike, and prompts are whole: of a budget's raggedness they know nothing. Mixed steps are
+    ragged between no drafts and all of them, where a step of ragged queries is one of even ones.
     """
+    contexts = "even" if lengths == "even" else "spread"
 
     def is_priced(timed: Sample | Failure) -> bool:
-        if timed.model in ("draft-prefill", "host"):
+        if timed.model in ("head", "draft-prefill", "host"):
             return timed.lengths == "even"
-        knows_ragged = timed.model == "verify" and not timed.num_prompt_tokens
-        return timed.lengths == ("spread" if lengths == "ragged" and not knows_ragged else lengths)
+        if timed.model == "draft":
+            return timed.lengths == contexts
+        return timed.lengths == lengths or (timed.num_prompt_tokens > 0 and timed.lengths == contexts)
 
     return msgspec.structs.replace(
         profile,

@@ -75,8 +75,8 @@ class HeldOutError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     smooth: RegionError | None
     draft: RegionError | None
     overhead: RegionError | None
-    mixed: RegionError | None
     draft_prefill: RegionError | None
+    mixed: RegionError | None = None
 
 
 class LayoutCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,7 +36,7 @@ class PartError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `verify` is the target's pass in steps without prompt tokens, `prefill` in those with, and each counts 0 in the
     other steps. `head` is what ends them: the logits, the greedy tokens and the mask. Where a graph holds it with the
-    rest of the pass, it counts there.
+    rest of the pass, or on CUDA, where the two cannot be told apart, it counts there.
 
     `measured_detail_ms` splits the measured part further, by the phases that the engine tells.
     """
@@ -110,7 +110,8 @@ class CaseValidation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_steps: Annotated[int, Meta(ge=1)]  # measured ones
     predicted_tokens_per_s: Positive  # by the simulator, on the recorded trace
     measured_tokens_per_s: Positive
-    round_predictions: Annotated[list[Positive], Meta(min_length=1)]  # predicted from each round's profile alone
+    # The same steps predicted from each round's profile alone.
+    round_predictions: Annotated[list[Positive], Meta(min_length=1)]
     round_measurements: Annotated[list[Positive], Meta(min_length=1)]  # measured in each round, over its own steps
     step_mape: float  # of step times, over the engine's own steps
     step_bias: float  # signed, likewise

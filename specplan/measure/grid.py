@@ -57,7 +57,9 @@ class ProfilePlan:
     lengths: tuple[Lengths, ...] = ("even",)
     num_reqs: tuple[int, ...] = ()  # powers of two and the most where none are named
     context_spread: tuple[float, ...] = SPREAD  # of steps whose lengths are not even
-    prompt_len: float = 0  # the mean of the prompts in mixed steps, the context where 0
+    prompt_len: float = (
+        0  # the mean of the prompts in mixed steps, the context where 0; longer where they would be many
+    )
     prompt_spread: tuple[float, ...] = EVEN
 
     def __post_init__(self) -> None:
@@ -141,8 +143,9 @@ class ProfilePlan:
         return self.max_num_seqs + len(self.prompts(self.prompt_sizes[-1]))
 
     def prompts(self, num_tokens: int) -> tuple[int, ...]:
-        """The prompts that bring `num_tokens` to a step."""
-        return prompt_lens(num_tokens, self.prompt_len or self.context_len, self.prompt_spread)
+        """The prompts that bring `num_tokens` to a step: never more than there may be requests."""
+        fewest = self.max_num_batched_tokens / self.max_num_seqs
+        return prompt_lens(num_tokens, max(self.prompt_len or self.context_len, fewest), self.prompt_spread)
 
     def context_lens(self, num_reqs: int, context_len: int, lengths: Lengths) -> tuple[int, ...]:
         """Of requests that verify or draft."""
@@ -173,6 +176,8 @@ class ProfilePlan:
             for point in points
             if lengths != "ragged" or (point.model == "verify" and not point.shape.is_mixed)
         ]
+        if "ragged" in self.lengths:
+            points += self.ragged_mixed_points()
         expanded = [self.expanded(point) for point in points if self.is_compared(point)]
         return [*points, *map(self.draft_prefill_point, self.prompt_sizes), *expanded]
 
@@ -205,12 +210,23 @@ class ProfilePlan:
 
         The grid is whole, though its corner is a step of more tokens than an engine would run.
         """
-        verifying = self.num_reqs or powers_of_four(1, self.max_num_seqs)
         points = []
         for size in self.prompt_sizes:
             points.append(self.mixed_point(0, 0, size))
-            points += [self.mixed_point(n, k, size) for n in verifying for k in (0, self.num_speculative_tokens)]
+            points += [
+                self.mixed_point(n, k, size) for n in self.mixed_counts for k in (0, self.num_speculative_tokens)
+            ]
         return points
+
+    def ragged_mixed_points(self) -> list[MeasuredPoint]:
+        """Half of all drafts, as a budget leaves them: without any or with all, queries are alike."""
+        half = self.num_speculative_tokens // 2
+        points = [self.mixed_point(n, half, size) for size in self.prompt_sizes for n in self.mixed_counts if half]
+        return [replace(point, shape=replace(point.shape, lengths="ragged")) for point in points]
+
+    @property
+    def mixed_counts(self) -> tuple[int, ...]:
+        return self.num_reqs or powers_of_four(1, self.max_num_seqs)
 
     def mixed_point(self, num_verifying: int, k: int, num_prompt_tokens: int) -> MeasuredPoint:
         num_prefilling = len(self.prompts(num_prompt_tokens))

@@ -143,14 +143,18 @@ class Prediction:
     records: Sequence[StepRecord]
     rounds: Sequence[RoundPrices]
 
-    def tokens_per_s(self, steps: Sequence[TimedStep]) -> float:
+    def tokens_per_s(self, steps: Sequence[TimedStep], by_round: int | None = None) -> float:
         """Over the steps at the places of these in the loop: those that were measured.
 
-        The replay may be a little shorter.
+        Each is charged by its own round, or all by the one named. The replay may be a little shorter.
         """
         replayed = [(self.records[timed.place], timed) for timed in steps if timed.place < len(self.records)]
         num_tokens = sum(record.num_output_tokens for record, _ in replayed)
-        return num_tokens / sum(self.rounds[timed.round_number].step_ms(record) for record, timed in replayed) * 1e3
+        total_ms = sum(
+            self.rounds[timed.round_number if by_round is None else by_round].step_ms(record)
+            for record, timed in replayed
+        )
+        return num_tokens / total_ms * 1e3
 
     def step_ms(self, timed: TimedStep) -> float:
         return self.rounds[timed.round_number].step_ms(timed.step)

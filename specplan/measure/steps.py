@@ -129,7 +129,7 @@ class StepFactory:
         if point.model == "draft-prefill":
             return self.plan.mixed_point(0, 0, shape.num_tokens)
         if point.model == "head":
-            return self.plan.verify_point("eager", shape.num_reqs, shape.num_tokens)
+            return None  # laying it out has run the pass that it ends
         if point.k is not None:
             return self.plan.verify_point("eager", shape.num_reqs, shape.num_reqs * (1 + point.k))
         if shape.num_drafts == 0:
@@ -157,12 +157,8 @@ class StepFactory:
         )
         token_ids = self.random_tokens(self.target, verify.executed_num_tokens)
 
-        def run() -> Tensor:  # [num_reqs, 1 + longest query]: accepted counts, then the target's own tokens
-            accepted, sampled = verify.run(token_ids)
-            return torch.cat((accepted.unsqueeze(1), sampled), dim=1)
-
         return ReadyStep(
-            run=run,
+            run=lambda: in_one(verify.run(token_ids)),
             executed_num_reqs=verify.num_drafts.shape[0],
             executed_num_tokens=verify.executed_num_tokens,
         )
@@ -178,7 +174,7 @@ class StepFactory:
         token_ids = self.random_tokens(self.target, shape.num_tokens)
         hidden = verify.forward(token_ids)
         return ReadyStep(
-            run=lambda: verify.judge(hidden, token_ids)[0],
+            run=lambda: in_one(verify.judge(hidden, token_ids)),
             executed_num_reqs=verify.num_drafts.shape[0],
             executed_num_tokens=hidden.shape[0],
         )
@@ -246,6 +242,12 @@ class StepFactory:
 
     def random_tokens(self, decoder: Decoder, count: int) -> Tensor:
         return torch.randint(decoder.config.vocab_size, (count,), generator=self.generator, device=self.device)
+
+
+def in_one(judged: tuple[Tensor, Tensor]) -> Tensor:  # [num_reqs, 1 + longest query]
+    """Accepted counts, then the target's own tokens: what the host needs of a verify pass."""
+    accepted, sampled = judged
+    return torch.cat((accepted.unsqueeze(1), sampled), dim=1)
 
 
 def require_room(plan: ProfilePlan, target: Decoder, draft: Decoder) -> None:

@@ -76,17 +76,25 @@ class ProfilePlans:
 
     short: ProfilePlan
     mean: ProfilePlan
-    long: ProfilePlan  # short, where the models hold no two
+    long: ProfilePlan
+
+    @property
+    def longest(self) -> ProfilePlan:
+        """The one whose caches hold the steps of all."""
+        return max((self.short, self.mean, self.long), key=lambda plan: plan.longest_sequence)
 
     @classmethod
     def of_trace(cls, plan: ValidationPlan, trace: Trace, *, num_positions: int) -> ProfilePlans:
         """The short and the long context are the tenth and ninetieth percentile, as far as the models hold them.
 
+        Where few contexts are far longer than the rest, the mean is the long one.
+
         Contexts and prompts are as unlike as the trace's: attention that pads to the longest pays for it.
         """
         in_cache = trace.prompt_len[trace.request] + trace.position  # [rows]
         shortest = profile_plan(plan, trace, FEED_LEN)
-        widest = 1 + max(max(shortest.context_lens(n, 1000, "spread")) for n in plan.concurrencies) / 1000
+        counts = {count for concurrency in plan.concurrencies for count in (concurrency, max(1, concurrency // 2))}
+        widest = (1 + max(max(shortest.context_lens(n, 1000, "spread")) for n in counts)) / 1000
         most = int((num_positions - shortest.longest_query) / widest)
         if most < FEED_LEN:
             raise ConfigError(
@@ -94,11 +102,11 @@ class ProfilePlans:
                 f"{num_positions} positions",
                 "lower --max-num-batched-tokens, or raise --concurrency",
             )
-        contexts = (np.percentile(in_cache, 10), in_cache.mean(), np.percentile(in_cache, 90))
+        low, mean_len, high = np.percentile(in_cache, 10), in_cache.mean(), np.percentile(in_cache, 90)
+        contexts = (low, mean_len, max(mean_len, high))
         short, mean, long = (profile_plan(plan, trace, int(np.clip(length, FEED_LEN, most))) for length in contexts)
         # While prompts wait for room a step holds fewer requests, and what a drafter costs is not linear in them.
-        halves = {max(1, concurrency // 2) for concurrency in plan.concurrencies}
-        return cls(short=short, mean=replace(mean, num_reqs=tuple(sorted({*mean.num_reqs, *halves}))), long=long)
+        return cls(short=short, mean=replace(mean, num_reqs=tuple(sorted(counts))), long=long)
 
     def points(self) -> list[MeasuredPoint]:
         """What prices the cases: the modes that run, at the requests that are served."""

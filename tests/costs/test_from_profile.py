@@ -364,3 +364,20 @@ def test_steps_of_other_lengths_are_none_of_the_price(
         np.testing.assert_allclose(tables.draft_ms, even.draft_ms * 0.5)
         assert tables.mixed is not None
         assert tables.mixed.ms.tolist() == [[[[4.0]]]]
+
+
+def test_ragged_mixed_steps_lie_between_none_and_all_drafts(make_profile: MakeProfile, make_sample: MakeSample) -> None:
+    """A budget's tables know three points of drafts, the others two."""
+    samples = [
+        make_sample(
+            "verify", "eager", 3, 2 + drafts + 8, None, 64, [ms], num_prefilling=1, num_prompt_tokens=8, lengths=lengths
+        )
+        for lengths, drafts, ms in (("spread", 0, 2.0), ("spread", 6, 8.0), ("ragged", 2, 7.0))
+    ]
+    spread = [msgspec.structs.replace(sample, lengths="spread") for sample in make_profile().samples]
+    ragged = [msgspec.structs.replace(sample, lengths="ragged") for sample in spread if sample.model == "verify"]
+    profile = make_profile(keep=lambda sample: False, extra=[*samples, *spread, *ragged])
+    for lengths, drafts, costs in (("spread", [0, 3], [2.0, 8.0]), ("ragged", [0, 1, 3], [2.0, 7.0, 8.0])):
+        mixed = tables_from_profile(profile, lengths=lengths).mixed  # type: ignore[arg-type]
+        assert mixed is not None
+        assert (mixed.drafts, mixed.ms[0, 0, :, 0].tolist()) == (drafts, costs)

@@ -12,7 +12,7 @@ import pytest
 from specplan.costs import tables_from_profile
 from specplan.costs.mixed import price_mixed
 from specplan.errors import ConfigError
-from specplan.files import Profile, Sample
+from specplan.files import Failure, Profile, Sample
 
 Make = Callable[..., Any]
 CONTEXTS, VERIFYING, DRAFTS, SIZES = (64, 256), (1, 4), (0, 3), (16, 64, 256)
@@ -77,6 +77,30 @@ def test_a_step_with_more_prompt_tokens_costs_no_less(make_profile: Make, mixed_
         costs = price_mixed(profile, monotone).costs
         assert costs is not None
         assert (costs.ms == expected).all()
+
+
+def test_a_draft_never_makes_a_step_cheaper(make_profile: Make, mixed_samples: Make) -> None:
+    """Beside many prompt tokens a draft costs less than the noise: a budget would take all of them."""
+    noise = iter(np.random.default_rng(0).uniform(0.0, 0.5, 99))
+    samples = list(mixed_samples(lambda context, verifying, drafts, size: size + next(noise)))
+    costs = price_mixed(make_profile(extra=samples), "running-max").costs
+    assert costs is not None
+    for axis in (1, 2, 3):
+        assert (np.diff(costs.ms, axis=axis) >= 0).all()
+    raw = price_mixed(make_profile(extra=samples), "none").costs
+    assert raw is not None
+    assert (np.diff(raw.ms, axis=2) < 0).any()
+
+
+def test_a_size_that_could_not_run_is_named_with_the_reason(make_profile: Make, mixed_samples: Make) -> None:
+    some = [sample for sample in mixed_samples() if (sample.num_prompt_tokens, sample.num_verifying) != (256, 4)]
+    lost = Failure(
+        model="verify", mode="eager", layout="multi-query", num_reqs=7, num_tokens=272, k=None, context_len=64,
+        num_prefilling=3, num_prompt_tokens=256, message="out of device memory",
+    )  # fmt: skip
+    finding = price_mixed(make_profile(extra=some, failures=[lost]), "running-max").findings[0]
+    assert finding.message.endswith("; the first that failed, 272 tokens: out of device memory")
+    assert "--max-num-batched-tokens" in finding.hint
 
 
 def test_a_size_that_was_not_measured_everywhere_prices_nothing(make_profile: Make, mixed_samples: Make) -> None:

@@ -129,6 +129,24 @@ def test_mixed_steps_are_a_whole_grid_of_requests_drafts_and_prompt_tokens() -> 
     ]
 
 
+def test_half_of_the_drafts_are_timed_as_a_budget_leaves_them() -> None:
+    limits = {"max_num_seqs": 4, "num_speculative_tokens": 3, "max_num_batched_tokens": 64, "context_len": 20}
+    plan = ProfilePlan.default(**limits, lengths=("spread", "ragged"))
+    mixed = [point.shape for point in plan.points() if point.shape.is_mixed]
+    drafts = {
+        lengths: {(shape.num_verifying, shape.num_drafts) for shape in mixed if shape.lengths == lengths}
+        for lengths in ("spread", "ragged")
+    }
+    assert drafts == {"spread": {(0, 0), (1, 0), (1, 3), (4, 0), (4, 12)}, "ragged": {(1, 1), (4, 4)}}
+
+
+def test_there_are_never_more_prompts_than_requests() -> None:
+    """Caches would be that much larger: a row for each of 64 prompts, each as long as the one that is served."""
+    plan = ProfilePlan.default(max_num_seqs=1, num_speculative_tokens=7, max_num_batched_tokens=8192, context_len=128)
+    assert (plan.num_cache_rows, plan.longest_sequence) == (2, 8320)
+    assert plan.prompts(8192) == (8192,)
+
+
 def test_prompts_are_as_long_and_as_unlike_as_the_plan_says() -> None:
     limits = {"max_num_seqs": 4, "num_speculative_tokens": 3, "max_num_batched_tokens": 400, "context_len": 20}
     plan = ProfilePlan.default(**limits, prompt_len=100.0, prompt_spread=(0.5, 0.5, 2.0))

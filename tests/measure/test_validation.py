@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from specplan.measure.prediction import (
     step_errors,
     step_prices,
 )
+from specplan.measure.steps import StepFactory
 from specplan.measure.validation import Served, host_samples, of_round
 from specplan.measure.validation_plan import ProfilePlans, spread_of
 from specplan.models import Decoder, DecoderConfig, LoadedModel, load_model
@@ -267,6 +269,28 @@ def test_tokens_per_s_are_those_of_the_replay_at_the_same_places(trace: Trace) -
     assert predict(trace).tokens_per_s(steps) == pytest.approx(tokens / total_s)
 
 
+def test_rounds_that_cost_alike_have_no_spread_whatever_their_steps(trace: Trace) -> None:
+    prediction = predict(trace)
+    same = dataclasses.replace(prediction, rounds=[prediction.rounds[0]] * 2)
+    steps = [
+        dataclasses.replace(timed(make_step(), 1.0), place=place, round_number=place % 2)
+        for place in range(len(prediction.records))
+    ]
+    assert same.tokens_per_s(steps, 0) == same.tokens_per_s(steps, 1) == same.tokens_per_s(steps)
+    assert prediction.tokens_per_s(steps, 0) == pytest.approx(2 * prediction.tokens_per_s(steps, 1))
+
+
+def test_on_cuda_the_head_is_a_part_of_its_pass() -> None:
+    """A phase that launches work passes its time on to the next one that waits for it."""
+    case = ServingCase(policy=parse_policy("none"), num_speculative_tokens=2, concurrency=1, max_num_batched_tokens=32)
+    for device, phases in (("cpu", {"verify", "head", "commit"}), ("cuda", {"verify", "commit"})):
+        engine: Any = SimpleNamespace(device=torch.device(device))
+        served = Served(case=case, planned=[], engine=engine, clock=PhaseClock(), steps_per_round=1)
+        for phase in ("verify", "head", "commit"):
+            served.clock(phase)  # type: ignore[arg-type]
+        assert set(served.take_phases()) == phases
+
+
 def test_a_step_is_priced_by_the_round_that_served_it(trace: Trace) -> None:
     prediction = predict(trace)
     steps = [dataclasses.replace(timed(make_step(), 33.0, head=1.0), round_number=number) for number in (0, 1)]
@@ -410,19 +434,26 @@ def test_every_concurrency_is_measured() -> None:
     assert {shape.num_prompt_tokens for shape in mixed} == {16, 40}
 
 
-def plans_of(plan: ValidationPlan, **changes: Any) -> ProfilePlans:
-    """Three requests that ran from 10, 20 and 60 tokens on, for four steps each."""
-    fields: dict[str, Any] = {
-        "request": np.repeat(np.arange(3), 4),
-        "position": np.tile(np.arange(1, 5), 3),
-        "confidence": None,
-        "accepted_len": np.zeros(12),
-        "verified_len": np.full(12, 2),
-        "arrival_s": np.zeros(3),
-        "prompt_len": np.array([10, 20, 60]),
-        "output_len": np.full(3, 5),
-    }
-    return ProfilePlans.of_trace(plan, SimpleNamespace(**fields), num_positions=changes.get("num_positions", 999))  # type: ignore[arg-type]
+def plans_of(plan: ValidationPlan, prompt_lens: Sequence[int] = (10, 20, 60), num_positions: int = 999) -> ProfilePlans:
+    """Requests that ran from these tokens on, for four steps each."""
+    num_requests = len(prompt_lens)
+    trace: Any = SimpleNamespace(
+        request=np.repeat(np.arange(num_requests), 4),
+        position=np.tile(np.arange(1, 5), num_requests),
+        prompt_len=np.array(prompt_lens),
+    )
+    return ProfilePlans.of_trace(plan, trace, num_positions=num_positions)
+
+
+def test_a_trace_of_few_long_requests_is_timed_at_all_its_points() -> None:
+    """The mean context lies above the ninetieth percentile, and caches hold what is timed at it."""
+    plan = make_plan(concurrencies=(1, 4), max_num_batched_tokens=64)
+    plans = plans_of(plan, [20] * 95 + [200] * 5, num_positions=256)
+    assert plans.short.context_len < plans.mean.context_len == plans.long.context_len == 31
+    target, draft = tiny()
+    factory = StepFactory(target.decoder, draft.decoder, plans.longest)
+    for point in plans.points():
+        factory.make(point)
 
 
 def test_steps_are_timed_as_long_and_as_unlike_as_the_traces() -> None:
@@ -438,9 +469,9 @@ def test_steps_are_timed_as_long_and_as_unlike_as_the_traces() -> None:
 
 
 def test_contexts_stay_within_the_models_positions() -> None:
-    plans = plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=80)
-    assert plans.long.context_len < 63
-    assert plans.long.longest_sequence <= 80
+    plans = plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=100)
+    assert plans.long.context_len < 62
+    assert 98 <= plans.longest.longest_sequence <= 100  # as long as they can be
     with pytest.raises(ConfigError, match="leave no context of the models' 8 positions"):
         plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=8)
 
@@ -459,7 +490,7 @@ def test_a_step_that_recurs_is_measured_as_well_as_used_for_calibration() -> Non
         for i in range(80)
     ]
     coming = iter([make_step(size=size) for size in sizes])
-    engine = SimpleNamespace(is_done=False, step=lambda: next(coming))
+    engine = SimpleNamespace(is_done=False, step=lambda: next(coming), device=CPU)
     served = Served(case=case, planned=[], engine=engine, clock=PhaseClock(), steps_per_round=40)  # type: ignore[arg-type]
     served.run_round(0)
     served.run_round(1)
