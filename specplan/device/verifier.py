@@ -100,6 +100,7 @@ class VerifyBatch:
         return StepSize(
             num_reqs=self.num_reqs,
             num_verifying=int(verifying.sum()),
+            num_sampling=int(self.is_sampling.sum()),
             num_prompt_tokens=int(self.num_non_draft_tokens[self.is_prefill].sum()),
             context_len=int(contexts.sum()) / len(contexts),
         )
@@ -274,9 +275,9 @@ class AdaptiveVerifier:
         return choose_draft_budget(
             self.confidence.lagged(batch.slots),
             batch.scheduled,
-            num_sampling=int(batch.is_sampling.sum()),
+            num_sampling=size.num_sampling,
             num_non_draft_tokens=size.num_non_draft_tokens,
-            draft_ms=float(self._prices.draft_ms[self.num_speculative_tokens, batch.num_reqs]),
+            draft_ms=self._prices.drafting_ms(size, self.num_speculative_tokens),
             verify_ms=self._prices.target_row(size, most),
             max_draft_budget=most,
             overhead_ms=self._prices.fixed_ms(size),

@@ -130,7 +130,7 @@ class RoundPrices:
             "verify": 0.0 if size.num_prompt_tokens else target_ms - head_ms,
             "prefill": target_ms - head_ms if size.num_prompt_tokens else 0.0,
             "head": head_ms,
-            "draft": float(self.prices.draft_ms[step.k, size.num_reqs]),
+            "draft": self.prices.drafting_ms(size, step.k),
             "draft-prefill": float(self.prices.draft_prefill_ms[size.num_prompt_tokens]),
             "host": float(self.prices.overhead_ms[size.num_reqs]),
         }

@@ -150,6 +150,7 @@ class StepSize:
 
     num_reqs: int
     num_verifying: int
+    num_sampling: int  # of which each drafts for the next step: those that verify, and those whose prompt ends
     num_prompt_tokens: int
     context_len: float
 
@@ -160,9 +161,10 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepPrices:
-    """cost_ms = draft_ms[k, n] + target_ms + (overhead_ms[n] + draft_prefill_ms[p]) of a step of n requests.
+    """cost_ms = draft_ms[k, N] + target_ms + (overhead_ms[n] + draft_prefill_ms[p]) of a step of n requests.
 
-    k is what the step itself drafts, for the next step to verify; p of its t tokens are prompt tokens. target_ms is
+    k is what each of the N that sample drafts, for the next step to verify; where none does the drafter does not run. p
+    of its t tokens are prompt tokens. target_ms is
     verify(c, n)[t]; of a mixed step, where those were measured, mixed(c, v, p)[B] with v verifying requests and B
     drafts.
     """
@@ -204,6 +206,9 @@ class StepPrices:
             )
         return float(self.overhead_ms[size.num_reqs] + self.draft_prefill_ms[size.num_prompt_tokens])
 
+    def drafting_ms(self, size: StepSize, k: int) -> float:
+        return float(self.draft_ms[k, size.num_sampling]) if size.num_sampling else 0.0
+
     def target_row(self, size: StepSize, most_drafts: int) -> NDArray[np.float64]:  # [> T + most_drafts]
         """The target's pass by tokens of the step, for the budget rule: read from its T non-draft tokens on."""
         mixed = self._mixed(size)
@@ -216,7 +221,7 @@ class StepPrices:
         return float(self.target_row(size, num_drafts)[size.num_non_draft_tokens + num_drafts])
 
     def step_ms(self, size: StepSize, *, num_drafts: int, k: int) -> float:
-        return float(self.draft_ms[k, size.num_reqs] + self.target_ms(size, num_drafts) + self.fixed_ms(size))
+        return self.drafting_ms(size, k) + self.target_ms(size, num_drafts) + self.fixed_ms(size)
 
     def is_extrapolated(self, size: StepSize, num_drafts: int) -> bool:
         mixed = self._mixed(size)

@@ -115,7 +115,6 @@ class StepRecord:
     admitted: tuple[int, ...]
     accepted: tuple[int, ...]  # of the admitted ones
     size: StepSize
-    num_sampling: int
     k: int  # drafts proposed per request, for the next step
     num_output_tokens: int
     num_verify_outputs: int  # of which from verifying requests
@@ -235,7 +234,6 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
             admitted=tuple(admitted),
             accepted=tuple(accepted),
             size=size,
-            num_sampling=step.num_sampling,
             k=k,
             num_output_tokens=num_verify_outputs + len(step.completing),
             num_verify_outputs=num_verify_outputs,
@@ -260,9 +258,9 @@ def _admit(case: ReplayCase, step: ScheduledStep, k: int, visited: list[list[int
     choice = choose_draft_budget(
         lagged,
         scheduled,
-        num_sampling=step.num_sampling,
+        num_sampling=size.num_sampling,
         num_non_draft_tokens=size.num_non_draft_tokens,
-        draft_ms=float(prices.draft_ms[k, size.num_reqs]),
+        draft_ms=prices.drafting_ms(size, k),
         verify_ms=prices.target_row(size, num_verifying * k),
         overhead_ms=prices.fixed_ms(size),
     )

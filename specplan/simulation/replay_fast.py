@@ -171,7 +171,7 @@ def _replay(
                     lagged[v] = 1.0
             ranking = _rank(lagged[:num_verifying], ranked)
             _fill_target_ms(target_ms, planner_target, size, 0, len(ranking))
-            draft_ms, fixed_ms = planner_others[0][k, num_reqs], _fixed_ms(planner_others, size)
+            draft_ms, fixed_ms = planner_others[0][k, num_sampling], _fixed_ms(planner_others, size)
             budget = _best_budget(ranking, num_sampling, target_ms, draft_ms, fixed_ms)
             if budget < num_verifying * k:
                 if lag > 0:
@@ -198,7 +198,8 @@ def _replay(
                 drafts = min(drafts + 1, k)
 
         _fill_target_ms(target_ms, target, size, budget, budget)
-        now_ms += others[0][drafts, num_reqs] + target_ms[budget] + _fixed_ms(others, size)
+        draft_ms = others[0][drafts, num_sampling] if num_sampling > 0 else 0.0
+        now_ms += draft_ms + target_ms[budget] + _fixed_ms(others, size)
         extrapolated_steps += _is_extrapolated(target, extrapolated, size, budget)
         steps += 1
         verify_steps += num_verifying > 0

@@ -44,10 +44,6 @@ class ScheduledStep:
     completing: tuple[RunningRequest, ...]  # whose last prompt token runs: each emits its first output token
     size: StepSize  # before it runs
 
-    @property
-    def num_sampling(self) -> int:
-        return len(self.verifying) + len(self.completing)
-
 
 @dataclass(slots=True, kw_only=True)
 class ClosedLoop:
@@ -90,16 +86,18 @@ class ClosedLoop:
             if chunk > 0:
                 prefilling.append((request, chunk))
                 tokens_left -= chunk
+        completing = tuple(
+            request for request, chunk in prefilling if request.prefilled_len + chunk == request.prompt_len
+        )
         contexts = [request.context_len for request in verifying or [request for request, _ in prefilling]]
         return ScheduledStep(
             verifying=verifying,
             prefilling=tuple(prefilling),
-            completing=tuple(
-                request for request, chunk in prefilling if request.prefilled_len + chunk == request.prompt_len
-            ),
+            completing=completing,
             size=StepSize(
                 num_reqs=len(verifying) + len(prefilling),
                 num_verifying=len(verifying),
+                num_sampling=len(verifying) + len(completing),
                 num_prompt_tokens=sum(chunk for _, chunk in prefilling),
                 context_len=sum(contexts) / len(contexts),
             ),

@@ -11,7 +11,7 @@ import torch
 from specplan.costs import build_cost_tables
 from specplan.costs.pricing import plan_row, price_rows, reference_row
 from specplan.device.acceptance import accepted_prefix_mask, accepted_prefix_mask_reference
-from specplan.planning.prices import StepPrices, VerifyPrices
+from specplan.planning.prices import MixedPrices, StepPrices, VerifyPrices
 from specplan.shapes import default_capture_sizes, tail_sizes
 from specplan.simulation.replay import ReplayCase, Workload, replay
 from specplan.simulation.replay_fast import replay_fast
@@ -58,14 +58,21 @@ def test_replay(compare: Compare, concurrency: int) -> None:
         max_num_tokens=1024,
         capture_limit=512,
     )
+    rng = np.random.default_rng(0)
     prices = StepPrices(
         verify=VerifyPrices.from_tables(tables, max_num_reqs=64, max_num_tokens=1024),
+        mixed=MixedPrices(
+            contexts=np.array([128.0]),
+            num_verifying=np.array([0.0, 1.0, 4.0, 16.0, 64.0]),
+            drafts=np.array([0.0, 7.0]),
+            prompt_tokens=np.array([16.0, 64.0, 256.0, 1024.0]),
+            ms=np.sort(rng.uniform(2.0, 60.0, (1, 5, 2, 4)), -1),
+        ),
         draft_ms=np.tile(tables.draft_ms, (8, 1)),
         overhead_ms=tables.overhead_ms.copy(),
         draft_prefill_ms=tables.draft_prefill_ms.copy(),
     )
     num_requests, output_len, k = 100, 128, 7
-    rng = np.random.default_rng(0)
     confidence = rng.uniform(0.3, 1.0, (num_requests * output_len, k)).astype(np.float32)
     accepted_len = np.cumprod(rng.uniform(size=confidence.shape) < confidence, axis=1).sum(axis=1)
     case = ReplayCase(

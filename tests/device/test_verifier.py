@@ -163,7 +163,7 @@ def test_prompt_tokens_are_those_of_rows_in_prefill_and_contexts_those_of_the_ot
         is_sampling=np.array([True, True, True, False]),
         context_lens=np.array([20, 30, 900, 7]),
     )
-    assert batch.size == StepSize(num_reqs=4, num_verifying=2, num_prompt_tokens=8, context_len=25)
+    assert batch.size == StepSize(num_reqs=4, num_verifying=2, num_sampling=3, num_prompt_tokens=8, context_len=25)
     assert make_batch([2, 2]).size.num_prompt_tokens == 0
     prompt = make_batch([], prefill=5).size
     assert (prompt.num_reqs, prompt.num_verifying, prompt.num_prompt_tokens) == (1, 0, 5)

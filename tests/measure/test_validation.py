@@ -188,7 +188,7 @@ def make_tables(times: float = 1.0) -> CostTables:
 
 def make_step(**changes: Any) -> EngineStep:
     fields: dict[str, Any] = {
-        "size": StepSize(num_reqs=2, num_verifying=2, num_prompt_tokens=0, context_len=8.0),
+        "size": StepSize(num_reqs=2, num_verifying=2, num_sampling=2, num_prompt_tokens=0, context_len=8.0),
         "num_tokens": 4,
         "executed_tokens": 4,
         "k": 2,
@@ -229,7 +229,7 @@ def predict(trace: Trace, policy: str = "fixed:2") -> Prediction:
 def test_errors_by_hand(trace: Trace) -> None:
     """Predicted: 14 to verify 4 tokens, 1 of them for the head, 2 to draft, 0.5 for the host."""
     prediction = predict(trace)
-    mixed = StepSize(num_reqs=2, num_verifying=1, num_prompt_tokens=3, context_len=8.0)
+    mixed = StepSize(num_reqs=2, num_verifying=1, num_sampling=1, num_prompt_tokens=3, context_len=8.0)
     steps = [
         timed(make_step(), 15.0, verify=10.0, head=1.0, draft=3.0, plan=0.5, layout=0.5),
         timed(make_step(), 16.5, verify=12.0, head=1.0, draft=3.0, plan=0.25, record=0.25),
@@ -303,7 +303,9 @@ def test_host_samples_are_what_lies_around_the_passes() -> None:
     steps = [
         timed(make_step(), 15.0, verify=10.0, plan=0.5, layout=0.25),
         timed(
-            make_step(size=StepSize(num_reqs=2, num_verifying=2, num_prompt_tokens=0, context_len=12.0)),
+            make_step(
+                size=StepSize(num_reqs=2, num_verifying=2, num_sampling=2, num_prompt_tokens=0, context_len=12.0)
+            ),
             15.0,
             draft=10.0,
             commit=0.5,
@@ -486,7 +488,13 @@ def test_a_step_that_recurs_is_measured_as_well_as_used_for_calibration() -> Non
     """Every fourth step runs a prompt, as of outputs of four tokens at one request."""
     case = ServingCase(policy=parse_policy("none"), num_speculative_tokens=2, concurrency=1, max_num_batched_tokens=32)
     sizes = [
-        StepSize(num_reqs=1, num_verifying=0 + (i % 4 > 0), num_prompt_tokens=3 * (i % 4 == 0), context_len=8.0)
+        StepSize(
+            num_reqs=1,
+            num_verifying=0 + (i % 4 > 0),
+            num_sampling=1,
+            num_prompt_tokens=3 * (i % 4 == 0),
+            context_len=8.0,
+        )
         for i in range(80)
     ]
     coming = iter([make_step(size=size) for size in sizes])
@@ -507,7 +515,9 @@ def test_a_round_without_calibration_steps_is_priced_by_all() -> None:
     served = Served(case=case, planned=[], engine=None, clock=PhaseClock(), steps_per_round=4)  # type: ignore[arg-type]
 
     def add(number: int, num_reqs: int, *, is_calibration: bool = True) -> TimedStep:
-        size = StepSize(num_reqs=num_reqs, num_verifying=num_reqs, num_prompt_tokens=0, context_len=8.0)
+        size = StepSize(
+            num_reqs=num_reqs, num_verifying=num_reqs, num_sampling=num_reqs, num_prompt_tokens=0, context_len=8.0
+        )
         step = dataclasses.replace(timed(make_step(size=size), 1.0), round_number=number, is_calibration=is_calibration)
         served.steps.append(step)
         return step

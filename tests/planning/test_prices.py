@@ -38,10 +38,13 @@ def test_a_cost_is_extrapolated_where_a_cell_it_rests_on_is() -> None:
     assert not prices.is_extrapolated(2, 200, 4)
 
 
-def of_size(num_reqs: int, context_len: float, *, verifying: int | None = None, prompts: int = 0) -> StepSize:
+def of_size(
+    num_reqs: int, context_len: float, *, verifying: int | None = None, prompts: int = 0, sampling: int | None = None
+) -> StepSize:
     return StepSize(
         num_reqs=num_reqs,
         num_verifying=num_reqs if verifying is None else verifying,
+        num_sampling=num_reqs if sampling is None else sampling,
         num_prompt_tokens=prompts,
         context_len=context_len,
     )
@@ -60,6 +63,10 @@ def test_a_step_costs_draft_verify_host_and_the_drafters_prefill() -> None:
     prompt = of_size(1, 200, verifying=0, prompts=3)
     assert prices.step_ms(prompt, num_drafts=0, k=1) == 0.5 + 8 + 0.0625 + 6  # as a verify pass of its size
     assert prices.fixed_ms(prompt) == 0.0625 + 6
+    chunk = of_size(2, 200, verifying=1, prompts=2, sampling=1)
+    assert prices.step_ms(chunk, num_drafts=0, k=2) == 1.5 + 8 + 0.125 + 4  # the other's prompt goes on
+    unfinished = of_size(1, 200, verifying=0, prompts=3, sampling=0)
+    assert prices.step_ms(unfinished, num_drafts=0, k=2) == 8 + 0.0625 + 6  # nothing is drafted
     with pytest.raises(CoverageError, match="reach 4 tokens, and this step may run 5 prompt tokens"):
         prices.fixed_ms(of_size(1, 200, verifying=0, prompts=5))
 

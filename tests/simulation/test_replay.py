@@ -69,7 +69,7 @@ def test_output_tokens_are_conserved(make_case: Any, make_prices: Any, policy: s
     assert sum(step.num_output_tokens for step in steps) == total
 
     for step in steps:
-        assert step.num_verifying <= step.num_sampling <= step.size.num_reqs <= concurrency
+        assert step.num_verifying <= step.size.num_sampling <= step.size.num_reqs <= concurrency
         assert step.num_verifying <= step.num_verify_outputs <= step.num_verifying + step.num_accepted
         assert step.num_accepted <= step.draft_budget <= K * step.num_verifying
         assert step.num_tokens <= case.max_num_batched_tokens
@@ -190,7 +190,7 @@ def test_a_mixed_step_counts_prefill_in_tokens_and_not_in_sampling(make_case: An
         k=1,
     )
     steps = list(replay_steps(case, case.closed_loop(np.arange(8))))
-    assert [(s.size.num_reqs, s.num_sampling, s.num_verifying, s.num_tokens, s.cost_ms) for s in steps[:4]] == [
+    assert [(s.size.num_reqs, s.size.num_sampling, s.num_verifying, s.num_tokens, s.cost_ms) for s in steps[:4]] == [
         (2, 1, 0, 10, 11.0),  # 2 prompt tokens, and 8 of the other's 20
         (2, 1, 1, 10, 11.0),  # 1 + 1, and 8 more
         (2, 2, 1, 6, 7.0),  # 1 + 1, and the last 4: both sample

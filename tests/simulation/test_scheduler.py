@@ -40,8 +40,7 @@ def test_prefill_is_chunked_and_first_come_first_served() -> None:
     first = closed.next_step()
     assert chunks(first) == [(0, 5), (1, 2), (2, 1)]
     assert [request.request for request in first.completing] == [0, 1]
-    assert first.num_sampling == 2
-    assert first.size == StepSize(num_reqs=3, num_verifying=0, num_prompt_tokens=8, context_len=0)
+    assert first.size == StepSize(num_reqs=3, num_verifying=0, num_sampling=2, num_prompt_tokens=8, context_len=0)
     run(first)
 
     # Request 1 wanted one token and has it; its place is refilled, in cyclic order.
@@ -49,9 +48,8 @@ def test_prefill_is_chunked_and_first_come_first_served() -> None:
     assert [request.request for request in closed.running] == [0, 2, 0]
     assert [request.request for request in second.verifying] == [0]
     assert chunks(second) == [(2, 6)]  # 8 tokens less 1 + 1 reserved
-    assert second.num_sampling == 1
     # The token emitted is this step's query, not yet in the cache; the other request's chunk of 1 does not count.
-    assert second.size == StepSize(num_reqs=2, num_verifying=1, num_prompt_tokens=6, context_len=5)
+    assert second.size == StepSize(num_reqs=2, num_verifying=1, num_sampling=1, num_prompt_tokens=6, context_len=5)
     run(second)
 
     third = closed.next_step()
@@ -63,7 +61,7 @@ def test_prefill_is_chunked_and_first_come_first_served() -> None:
 def test_an_empty_prompt_counts_one_token() -> None:
     step = loop(prompt_len=[0, 0, 0]).next_step()
     assert chunks(step) == [(0, 1), (1, 1)]
-    assert step.num_sampling == 2
+    assert step.size.num_sampling == 2
 
 
 def test_verifying_requests_may_leave_no_room_for_prefill() -> None:
