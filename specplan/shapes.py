@@ -185,11 +185,16 @@ def even_query_lens(num_reqs: int, num_tokens: int) -> tuple[int, ...]:
 
 
 def prompt_lens(num_tokens: int, prompt_len: float, spread: Sequence[float]) -> tuple[int, ...]:
-    """As few prompts of mean `prompt_len` or less as hold `num_tokens`, as unlike as `spread` says."""
+    """As few prompts of mean `prompt_len` or less as hold `num_tokens`, as unlike as `spread` says, and none longer."""
     if num_tokens == 0:
         return ()
     count = math.ceil(num_tokens / prompt_len)
-    return tuple(length for length in spread_lens(count, num_tokens / count, spread) if length)
+    lens = spread_lens(count, num_tokens / count, spread)
+    # Few places of a skewed distribution miss its longest lengths: as many tokens are then a little more prompts.
+    while max(lens) > math.ceil(prompt_len * max(spread)):
+        count += 1
+        lens = spread_lens(count, num_tokens / count, spread)
+    return tuple(length for length in lens if length)
 
 
 def ragged_query_lens(num_reqs: int, num_tokens: int, num_speculative_tokens: int) -> tuple[int, ...]:

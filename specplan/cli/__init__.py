@@ -6,6 +6,7 @@ imported before a command needs it, so that `specplan --help` answers at once.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,5 +93,10 @@ def root(
 
 
 def main() -> None:
-    """The `specplan` script."""
+    """The `specplan` script.
+
+    Until a command shows its progress it has nothing to keep, and Ctrl-C ends the process at once: an interrupt in the
+    middle of an import is lost, or breaks it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(app())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +84,7 @@ def tables_from_profile(
     overhead = _row(host_points(profile), "host", max_num_reqs, monotone)
     mixed = price_mixed(profile, monotone)
     draft_prefill = _row(draft_prefill_points(profile), "draft-prefill", max_num_tokens, monotone)
-    return CostTables(
+    return _tables(
         specplan_version=__version__,
         source=profile.source,
         environment=profile.environment,
@@ -131,6 +131,16 @@ def tables_from_profile(
         mixed=mixed.costs,
         layout_costs=compare_layouts(profile),
     )
+
+
+def _tables(**fields: Any) -> CostTables:
+    try:
+        return CostTables(**fields)
+    except ValueError as error:  # what a file would be refused for
+        raise CoverageError(
+            f"these samples come to costs that no table can hold: {error}",
+            "price fewer tokens and requests than this, or measure the samples it rests on anew: specplan profile",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

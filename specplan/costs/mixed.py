@@ -42,12 +42,12 @@ def price_mixed(profile: Profile, monotone: Monotone) -> MixedPricing:
     counts = sorted({num_verifying for _, num_verifying, _, _ in cells})
     drafts = sorted({drafts for _, _, drafts, _ in verifying}) or [0]
     sizes = sorted({size for _, _, _, size in cells})
-    compositions = list(product(contexts, counts, drafts))
-    whole = [size for size in sizes if all(_cell(*each, size) in cells for each in compositions)]
-    left_out = [size for size in sizes if size not in whole]
-    findings = list(_left_out(left_out, sizes, profile))
-    if not whole:
-        return MixedPricing(costs=None, error=None, findings=findings)
+    needed = len(contexts) * len(drafts) * sum(count > 0 for count in counts) + (0 in counts)  # of each size
+    compositions = list(product(contexts, counts, drafts)) if needed <= len(cells) else []
+    whole = [size for size in sizes if compositions and all(_cell(*each, size) in cells for each in compositions)]
+    findings = list(_left_out([size for size in sizes if size not in whole], sizes, profile))
+    if len(whole) < 2 or not verifying:
+        return MixedPricing(costs=None, error=None, findings=[*findings, _too_few(whole)])
     series = [cells[_cell(*each, size)] for each in compositions for size in whole]
     shape = (len(contexts), len(counts), len(drafts), len(whole))
     ms = np.array([np.median(repetitions) for repetitions in series]).reshape(shape)
@@ -103,6 +103,17 @@ def _unmeasured() -> Finding:
     )
 
 
+def _too_few(sizes: list[int]) -> Finding:
+    return Finding(
+        code="mixed-too-few",
+        severity="warning",
+        place="mixed",
+        message=f"steps that run prompts were measured beside every number of verifying requests at {len(sizes)} sizes "
+        "of prompts, expected 2 or more: they cost what verify passes of their size do",
+        hint="measure them: specplan profile",
+    )
+
+
 def _left_out(sizes: list[int], of: list[int], profile: Profile) -> Iterator[Finding]:
     if not sizes:
         return
@@ -112,8 +123,8 @@ def _left_out(sizes: list[int], of: list[int], profile: Profile) -> Iterator[Fin
         code="mixed-incomplete",
         severity="warning",
         place="mixed",
-        message=f"of {len(of)} sizes of prompts, {len(sizes)} (the first {sizes[0]}) were not measured beside every "
-        f"number of verifying requests, and price nothing{why}",
+        message=f"of {len(of)} sizes of prompts, {len(sizes)} (the first {sizes[0]}) were not measured at every "
+        f"context, number of verifying requests and drafts that others were, and are not used{why}",
         hint="profile smaller steps (--max-num-batched-tokens)"
         if failed
         else "give it more time: specplan profile --resume",

@@ -94,7 +94,8 @@ def _refuse_cells(place: str, array: NDArray[np.float64], bad: NDArray[np.bool_]
     for cell in np.argwhere(bad):
         at = "".join(f"[{index}]" for index in cell)
         raise ValueError(
-            f"{place}{at}: expected {expected} finite number of milliseconds, got {float(array[tuple(cell)])}"
+            f"{place}{at}: expected {expected} number of milliseconds, at most {MOST_MS:g}, got "
+            f"{float(array[tuple(cell)])}"
         )
 
 

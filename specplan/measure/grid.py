@@ -27,8 +27,6 @@ __all__ = ["MeasuredPoint", "ProfilePlan"]
 
 Mode = Literal["graph", "eager"]
 
-FEWEST_PROMPT_TOKENS = 16  # of a mixed step that is timed; fewer cost about as much
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPoint:
@@ -135,7 +133,7 @@ class ProfilePlan:
     @property
     def prompt_sizes(self) -> tuple[int, ...]:
         """Prompt tokens of a step, up to all that it may hold."""
-        return powers_of_four(FEWEST_PROMPT_TOKENS, self.max_num_batched_tokens)
+        return powers_of_four(1, self.max_num_batched_tokens)
 
     @property
     def num_cache_rows(self) -> int:

@@ -254,7 +254,8 @@ def require_room(plan: ProfilePlan, target: Decoder, draft: Decoder) -> None:
     limit = min(target.config.max_position_embeddings, draft.config.max_position_embeddings)
     if plan.longest_sequence > limit:
         raise ConfigError(
-            f"a context of {plan.context_len} and a step of up to {plan.longest_query} tokens per request pass "
-            f"the models' {limit} positions",
-            f"pass --context-len {max(limit - plan.longest_query, 0)} or less, or lower --max-num-batched-tokens",
+            f"a context of {plan.context_len}, steps of up to {plan.longest_query} tokens per request and prompts make "
+            f"sequences of {plan.longest_sequence}, past the models' {limit} positions",
+            "shorten the context, lower --max-num-batched-tokens, or raise the requests of a step: fewer tokens are "
+            "then a request's",
         )

@@ -296,6 +296,12 @@ def compare(
 ) -> CaseValidation:
     measured = served.measured
     errors = step_errors(prediction, measured)
+    if not sum(timed.step.num_output_tokens for timed in measured):
+        raise ConfigError(
+            f"{served.case.policy.name} at {served.case.concurrency} yielded no output token in its "
+            f"{len(measured)} measured steps",
+            "serve longer outputs, or run fewer --rounds",
+        )
     by_round = [
         [timed for timed in measured if timed.round_number == number] for number in range(len(prediction.rounds))
     ]
@@ -307,7 +313,7 @@ def compare(
         predicted_tokens_per_s=prediction.tokens_per_s(measured),
         measured_tokens_per_s=tokens_per_s(measured),
         round_predictions=[prediction.tokens_per_s(measured, number) for number in range(len(prediction.rounds))],
-        round_measurements=[tokens_per_s(each) for each in by_round if each],
+        round_measurements=[tokens_per_s(each) for each in by_round if any(t.step.num_output_tokens for t in each)],
         step_mape=float(np.abs(errors).mean()),
         step_bias=float(errors.mean()),
         parts=part_errors(prediction, measured),

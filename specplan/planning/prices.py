@@ -120,9 +120,9 @@ class MixedPrices:
 
     def is_extrapolated(self, num_verifying: int, num_prompt_tokens: int, num_drafts: int) -> bool:
         return bool(
-            num_verifying > self.num_verifying[-1]
-            or num_prompt_tokens > self.prompt_tokens[-1]
-            or num_drafts > num_verifying * self.drafts[-1]
+            not self.num_verifying[0] <= num_verifying <= self.num_verifying[-1]
+            or not self.prompt_tokens[0] <= num_prompt_tokens <= self.prompt_tokens[-1]
+            or not num_verifying * self.drafts[0] <= num_drafts <= num_verifying * self.drafts[-1]
         )
 
 

@@ -334,8 +334,8 @@ def _is_extrapolated(target: Any, extrapolated: Any, size: Any, budget: int) -> 
     contexts, _, _, verifying, drafts, prompts, mixed_ms = target
     num_reqs, num_verifying, prompt_tokens, context_len = size
     if prompt_tokens > 0 and len(mixed_ms) > 0:
-        past_prompts, past_drafts = prompt_tokens > prompts[-1], budget > num_verifying * drafts[-1]
-        return num_verifying > verifying[-1] or past_prompts or past_drafts
+        inside = verifying[0] <= num_verifying <= verifying[-1] and prompts[0] <= prompt_tokens <= prompts[-1]
+        return not (inside and num_verifying * drafts[0] <= budget <= num_verifying * drafts[-1])
     low, high, weight = _place_on(contexts, context_len)
     num_tokens = num_verifying + prompt_tokens + budget
     below, above = extrapolated[low, num_reqs, num_tokens], extrapolated[high, num_reqs, num_tokens]

@@ -53,6 +53,41 @@ def test_from_a_bare_config_to_tables(run: Run, model_folder: Path, tmp_path: Pa
     assert json.loads(as_json.stdout) == json.loads(tables.read_text())
 
 
+def test_a_sweep_is_listed_then_run_then_gone_on_from(run: Run, model_folder: Path, tmp_path: Path) -> None:
+    profile, partial = tmp_path / "profile.json", tmp_path / "profile.json.partial"
+    limits = ["-k", "1", "--max-num-seqs", "2", "--max-num-batched-tokens", "4", "--time-budget", "1"]
+    pair = ("profile", "--target", model_folder, "--draft", model_folder, "-o", profile, *limits)
+    listed = run(*pair, "--dry-run")
+    assert listed.exit_code == 0
+    assert not profile.exists()
+    *points, total = listed.stdout.splitlines()
+    assert points[0] == "verify graph, multi-query: 1 requests, 1 tokens, context 16"
+    assert any(line.startswith("verify eager") and "of them of 1 prompts" in line for line in points)
+    assert total.startswith(f"{len(points)} points: ")
+    assert total.endswith("ended after 1 s")
+    summary = json.loads(run(*pair, "--dry-run", "--json").stdout)
+    assert len(summary["points"]) == len(points)
+    assert (summary["least_s"], summary["most_s"]) == pytest.approx((len(points) * 0.3, len(points) * 1.5))
+
+    refused = run(*pair, "--resume")
+    assert refused.exit_code == 2
+    assert f"nothing to resume: there is neither {profile} nor {partial}" in refused.stderr
+    assert run(*pair).exit_code == 0
+    first = Profile.read(profile)
+    first.write(partial)  # as a killed sweep would have left it
+    profile.unlink()
+    assert run(*pair, "--resume").exit_code == 0
+    assert not partial.exists()
+    again = Profile.read(profile)
+    assert again.created == first.created
+    for before, after in zip(first.samples, again.samples, strict=True):
+        assert after.repetitions_ms[: len(before.repetitions_ms)] == before.repetitions_ms
+    assert sum(len(s.repetitions_ms) for s in again.samples) > sum(len(s.repetitions_ms) for s in first.samples)
+    other = run(*pair, "--resume", "--context-len", "8")
+    assert other.exit_code == 2
+    assert "cannot go on from this profile" in other.stderr
+
+
 def test_layouts_are_compared_where_both_are_asked_for(run: Run, model_folder: Path, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     pair = ("profile", "--target", model_folder, "--draft", model_folder, "-o", profile)

@@ -342,8 +342,12 @@ def test_steps_of_other_lengths_are_none_of_the_price(
     make_profile: Callable[..., Profile], make_sample: Callable[..., Sample]
 ) -> None:
     """Ragged queries cost more here, spread contexts less; drafters and mixed steps know the contexts alone."""
-    mixed = make_sample("verify", "eager", 1, 16, None, 0, [8.0], num_prefilling=1, num_prompt_tokens=16)
-    profile = make_profile(extra=[mixed])
+    mixed = [
+        make_sample("verify", "eager", 1 + n, n + size, None, 64 * n, [8.0], num_prefilling=1, num_prompt_tokens=size)
+        for n in (0, 1)
+        for size in (16, 64)
+    ]
+    profile = make_profile(extra=mixed)
     priced = [sample for sample in profile.samples if sample.model in ("verify", "draft")]
     scaled = {"spread": 0.5, "ragged": 3.0}
     others = [
@@ -363,17 +367,28 @@ def test_steps_of_other_lengths_are_none_of_the_price(
         np.testing.assert_allclose(tables.verify_ms, even.verify_ms * factor)
         np.testing.assert_allclose(tables.draft_ms, even.draft_ms * 0.5)
         assert tables.mixed is not None
-        assert tables.mixed.ms.tolist() == [[[[4.0]]]]
+        assert (tables.mixed.ms == 4.0).all()
+
+
+def test_costs_past_what_a_table_holds_are_refused_in_one_line(
+    make_profile: MakeProfile, make_sample: MakeSample
+) -> None:
+    huge = make_sample("verify", "eager", 4, 64, None, 128, [1e9])
+    with pytest.raises(CoverageError, match=r"no table can hold: \.verify_ms.*at most 1e\+09, got") as raised:
+        tables_from_profile(make_profile(extra=[huge]), max_num_tokens=4096)
+    assert "\n" not in raised.value.message
 
 
 def test_ragged_mixed_steps_lie_between_none_and_all_drafts(make_profile: MakeProfile, make_sample: MakeSample) -> None:
     """A budget's tables know three points of drafts, the others two."""
     samples = [
         make_sample(
-            "verify", "eager", 3, 2 + drafts + 8, None, 64, [ms], num_prefilling=1, num_prompt_tokens=8, lengths=lengths
+            "verify", "eager", 3, 2 + drafts + size, None, 64, [ms],
+            num_prefilling=1, num_prompt_tokens=size, lengths=lengths,
         )
         for lengths, drafts, ms in (("spread", 0, 2.0), ("spread", 6, 8.0), ("ragged", 2, 7.0))
-    ]
+        for size in (8, 16)
+    ]  # fmt: skip
     spread = [msgspec.structs.replace(sample, lengths="spread") for sample in make_profile().samples]
     ragged = [msgspec.structs.replace(sample, lengths="ragged") for sample in spread if sample.model == "verify"]
     profile = make_profile(keep=lambda sample: False, extra=[*samples, *spread, *ragged])

@@ -110,21 +110,41 @@ def test_a_size_that_was_not_measured_everywhere_prices_nothing(make_profile: Ma
     assert found.costs.prompt_tokens == [16, 256]
     assert [finding.code for finding in found.findings] == ["mixed-incomplete"]
     assert "of 3 sizes of prompts, 1 (the first 64)" in found.findings[0].message
+    one = [sample for sample in mixed_samples() if sample.num_prompt_tokens == 64]
+    alone = [sample for sample in mixed_samples() if sample.num_verifying == 0]
+    for too_few in (one, alone):
+        found = price_mixed(make_profile(extra=too_few), "running-max")
+        assert found.costs is found.error is None
+        assert [finding.code for finding in found.findings] == ["mixed-too-few"]
     few = [sample for sample in mixed_samples() if sample.num_verifying != 4 or sample.context_len == 64]
     found = price_mixed(make_profile(extra=few), "running-max")
     assert found.costs is found.error is None
-    assert [finding.code for finding in found.findings] == ["mixed-incomplete"]
+    assert [finding.code for finding in found.findings] == ["mixed-incomplete", "mixed-too-few"]
+
+
+def test_samples_of_no_grid_are_found_to_be_none_at_once(make_profile: Make, make_sample: Make) -> None:
+    """A thousand contexts, requests and drafts would be a grid of 10^9."""
+    stray = [
+        make_sample(
+            "verify", "eager", n + 1, n * (1 + n) + 16, None, 100 + n, [1.0], num_prefilling=1, num_prompt_tokens=16
+        )
+        for n in range(1, 1000)
+    ]
+    found = price_mixed(make_profile(extra=stray), "none")
+    assert [finding.code for finding in found.findings] == ["mixed-incomplete", "mixed-too-few"]
 
 
 def test_repetitions_of_one_composition_count_together(make_profile: Make, make_sample: Make) -> None:
     alike = {"num_prompt_tokens": 16, "lengths": "even"}
     samples = [
-        make_sample("verify", "eager", 1, 16, None, 0, [1.0, 2.0], num_prefilling=1, **alike),
-        make_sample("verify", "eager", 2, 16, None, 0, [6.0], num_prefilling=2, **alike),
+        make_sample("verify", "eager", 2, 17, None, 64, [1.0, 2.0], num_prefilling=1, **alike),
+        make_sample("verify", "eager", 3, 17, None, 64, [6.0], num_prefilling=2, **alike),
+        make_sample("verify", "eager", 2, 65, None, 64, [8.0], num_prefilling=1, num_prompt_tokens=64),
     ]
     costs = price_mixed(make_profile(extra=samples), "none").costs
     assert costs is not None
-    assert (costs.contexts, costs.num_verifying, costs.drafts, costs.ms.tolist()) == ([0], [0], [0], [[[[2.0]]]])
+    assert (costs.contexts, costs.num_verifying, costs.drafts) == ([64], [1], [0])
+    assert costs.ms.tolist() == [[[[2.0, 8.0]]]]
 
 
 def test_a_time_that_is_none_is_named(make_profile: Make, make_sample: Make) -> None:

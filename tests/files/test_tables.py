@@ -15,8 +15,8 @@ from specplan.files import CostTables, Finding, HeldOutError, RegionError
 from specplan.files.mixed_costs import MixedCosts
 from specplan.files.tables import LayoutCosts
 
-POSITIVE = "expected a positive finite number of milliseconds"
-NON_NEGATIVE = "expected a non-negative finite number of milliseconds"
+POSITIVE = "expected a positive number of milliseconds, at most 1e+09"
+NON_NEGATIVE = "expected a non-negative number of milliseconds, at most 1e+09"
 
 
 def layout_costs(**changes: Any) -> LayoutCosts:

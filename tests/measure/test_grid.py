@@ -109,8 +109,8 @@ def test_a_drafters_prefill_runs_the_prompts_of_a_mixed_step() -> None:
     plan = tiny_plan()
     assert plan.longest_sequence == 144
     prefills = [point.shape for point in plan.points() if point.model == "draft-prefill"]
-    assert [shape.num_tokens for shape in prefills] == [16, 64, 256, 1024]
-    assert [shape.num_reqs for shape in prefills] == [1, 1, 2, 8]
+    assert [shape.num_tokens for shape in prefills] == [1, 4, 16, 64, 256, 1024]
+    assert [shape.num_reqs for shape in prefills] == [1, 1, 1, 1, 2, 8]
     assert {shape.context_len for shape in prefills} == {0}
 
 
@@ -123,7 +123,7 @@ def test_mixed_steps_are_a_whole_grid_of_requests_drafts_and_prompt_tokens() -> 
     ]
     assert grid == [
         (verifying, verifying * k, size, prompts, 128 if verifying else 0)
-        for size, prompts in ((16, 1), (64, 1), (256, 2), (1024, 8))
+        for size, prompts in ((1, 1), (4, 1), (16, 1), (64, 1), (256, 2), (1024, 8))
         for verifying in (0, 1, 4, 16, 64)
         for k in ((0, 7) if verifying else (0,))
     ]

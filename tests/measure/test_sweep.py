@@ -150,11 +150,11 @@ def test_a_stopped_sweep_is_gone_on_from() -> None:
         ({"target": {"config_sha256": "1" * 64}}, "its target is ModelInfo"),
         (
             {"samples": {"context_len": 16}},
-            "54 of its 58 samples are of points that this sweep does not measure; the first, verify graph of 1",
+            "54 of its 60 samples are of points that this sweep does not measure; the first, verify graph of 1",
         ),
         (
             {"samples": {"model": "host", "mode": "eager", "k": 0}},
-            "1 of its 58 samples are of points that this sweep does not measure; the first, host eager",
+            "1 of its 60 samples are of points that this sweep does not measure; the first, host eager",
         ),
     ],
 )
@@ -232,7 +232,8 @@ def test_a_step_attends_in_its_layout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_plan_past_the_models_positions_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="a context of 60 and a step of up to 12 tokens per request pass the models' 64"
+        ConfigError,
+        match="a context of 60, steps of up to 12 tokens per request and prompts make sequences of 72, past",
     ):
         profile_pair(small_model("big"), small_model("little"), small_plan(context_len=60), QUICK)
 

@@ -433,7 +433,7 @@ def test_every_concurrency_is_measured() -> None:
     assert of == {"verify": {3, 5}, "draft": {1, 2, 3, 5}}  # and half of each
     mixed = [point.shape for point in points if point.shape.is_mixed]
     assert {shape.num_verifying for shape in mixed} == {0, 3, 5}
-    assert {shape.num_prompt_tokens for shape in mixed} == {16, 40}
+    assert {shape.num_prompt_tokens for shape in mixed} == {1, 4, 16, 40}
 
 
 def plans_of(plan: ValidationPlan, prompt_lens: Sequence[int] = (10, 20, 60), num_positions: int = 999) -> ProfilePlans:

@@ -112,6 +112,8 @@ def test_a_mixed_steps_drafts_are_priced_by_how_many_each_request_has() -> None:
     assert one.budget_row(1, 10, 100, 3) == pytest.approx([6] * 4)
     past = [prices.is_extrapolated(*step) for step in ((2, 50, 6), (2, 51, 6), (2, 50, 7), (5, 50, 0), (0, 50, 0))]
     assert past == [False, True, True, True, False]
+    assert prices.is_extrapolated(2, 9, 6)  # before the first as well
+    assert [one.is_extrapolated(1, 10, drafts) for drafts in (1, 2, 3)] == [True, False, True]
 
 
 def test_a_slope_that_falls_is_not_continued() -> None:
