@@ -141,9 +141,11 @@ class ProfilePlan:
         return self.max_num_seqs + len(self.prompts(self.prompt_sizes[-1]))
 
     def prompts(self, num_tokens: int) -> tuple[int, ...]:
-        """The prompts that bring `num_tokens` to a step: never more than there may be requests."""
-        fewest = self.max_num_batched_tokens / self.max_num_seqs
-        return prompt_lens(num_tokens, max(self.prompt_len or self.context_len, fewest), self.prompt_spread)
+        """The prompts that bring `num_tokens` to a step: never more than there may be requests, and longer for it."""
+        mean, shortest = self.prompt_len or self.context_len, self.max_num_batched_tokens / self.max_num_seqs
+        if mean < shortest:
+            return prompt_lens(num_tokens, shortest, EVEN)
+        return prompt_lens(num_tokens, mean, self.prompt_spread)
 
     def context_lens(self, num_reqs: int, context_len: int, lengths: Lengths) -> tuple[int, ...]:
         """Of requests that verify or draft."""
