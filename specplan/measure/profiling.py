@@ -14,8 +14,9 @@ from specplan.errors import ConfigError
 from specplan.files import ModelInfo, Profile
 from specplan.measure.environment import describe_environment
 from specplan.measure.grid import ProfilePlan
+from specplan.measure.series import point_of
 from specplan.measure.steps import StepFactory
-from specplan.measure.sweep import StoppingRule, SweepProgress, SweepResult, point_of, sweep
+from specplan.measure.sweep import StoppingRule, SweepProgress, SweepResult, sweep
 from specplan.models import LoadedModel
 
 __all__ = ["assemble_profile", "profile_pair"]

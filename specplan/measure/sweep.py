@@ -9,8 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,10 +20,10 @@ from specplan.files import Failure, Reading, Sample
 from specplan.measure.clock import StepTime, time_step
 from specplan.measure.conditions import ConditionReader
 from specplan.measure.grid import MeasuredPoint
-from specplan.measure.steps import ReadyStep, StepFactory
-from specplan.shapes import StepShape
+from specplan.measure.series import Series, StopReason, failure_of, point_of, priced_by_device, sample_of
+from specplan.measure.steps import StepFactory
 
-__all__ = ["StoppingRule", "Sweep", "SweepProgress", "SweepResult", "point_of", "sweep"]
+__all__ = ["StoppingRule", "Sweep", "SweepProgress", "SweepResult", "sweep"]
 
 # A short step is as fast as in a loop of its own only after some runs: a millisecond's at its sixth or so.
 WARM_UP_RUNS = 8
@@ -32,8 +31,6 @@ WARM_UP_MS = 10.0
 MOST_IN_A_BURST = 10
 READ_EVERY_S = 5.0
 SAVE_EVERY_S = 30.0
-
-StopReason = Literal["converged", "cap", "time-budget", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,43 +73,6 @@ class SweepResult:
     failures: list[Failure]
     readings: list[Reading]
     complete: bool
-
-
-@dataclass(slots=True)
-class Series:
-    """What is known of one point so far."""
-
-    point: MeasuredPoint
-    step: ReadyStep | None = None
-    warm_up: list[StepTime] = field(default_factory=list)
-    repetitions: list[StepTime] = field(default_factory=list)
-    stop_reason: StopReason | None = None
-    failure: str | None = None
-    executed: tuple[int, int] = (0, 0)  # requests and tokens
-
-    @classmethod
-    def after(cls, point: MeasuredPoint, earlier: Sample | None) -> Series:
-        """What an earlier sweep knew of the point; a reason to stop holds where the point was done."""
-        if earlier is None:
-            return cls(point)
-        done = earlier.stop_reason if earlier.stop_reason in ("converged", "cap") else None
-        device_ms: Sequence[float | None] = earlier.device_ms or [None] * len(earlier.repetitions_ms)
-        return cls(
-            point,
-            warm_up=[
-                StepTime(wall_ms=ms, device_ms=ms if priced_by_device(point) else None) for ms in earlier.warmup_ms
-            ],
-            repetitions=[
-                StepTime(wall_ms=wall_ms, device_ms=device)
-                for wall_ms, device in zip(earlier.repetitions_ms, device_ms, strict=True)
-            ],
-            stop_reason=done,
-            executed=(earlier.executed_num_reqs, earlier.executed_num_tokens),
-        )
-
-    @property
-    def priced_ms(self) -> list[float]:
-        return [price_ms(self.point, time) for time in self.repetitions]
 
 
 class Sweep:
@@ -265,68 +225,4 @@ def sweep_progress(running: Sweep, rule: StoppingRule, point: MeasuredPoint, ela
         points_total=len(running.all_series),
         rounds=running.rounds,
         point=point,
-    )
-
-
-def priced_by_device(point: MeasuredPoint) -> bool:
-    """A captured drafter is priced by the device's own interval: its output stays there. All else by the wall."""
-    return point.model == "draft" and point.mode == "graph"
-
-
-def price_ms(point: MeasuredPoint, time: StepTime) -> float:
-    return time.device_ms if priced_by_device(point) and time.device_ms is not None else time.wall_ms
-
-
-def sample_of(series: Series, stopped_by: StopReason) -> Sample:
-    point = series.point
-    return Sample(
-        model=point.model,
-        mode=point.mode,
-        layout=point.shape.layout,
-        lengths=point.shape.lengths,
-        num_reqs=point.shape.num_reqs,
-        num_tokens=point.shape.num_tokens,
-        num_prefilling=point.shape.num_prefilling,
-        num_prompt_tokens=point.shape.num_prompt_tokens,
-        executed_num_reqs=series.executed[0],
-        executed_num_tokens=series.executed[1],
-        k=point.k,
-        context_len=point.shape.context_len,
-        warmup_ms=[price_ms(point, time) for time in series.warm_up],
-        repetitions_ms=series.priced_ms,
-        device_ms=[time.device_ms for time in series.repetitions if time.device_ms is not None],
-        stop_reason=series.stop_reason or stopped_by,
-    )
-
-
-def point_of(sample: Sample) -> MeasuredPoint:
-    """The point that a sample is of; the inverse of `sample_of`."""
-    assert sample.model != "host"
-    shape = StepShape(
-        num_reqs=sample.num_reqs,
-        num_tokens=sample.num_tokens,
-        context_len=sample.context_len,
-        layout=sample.layout,
-        lengths=sample.lengths,
-        num_prefilling=sample.num_prefilling,
-        num_prompt_tokens=sample.num_prompt_tokens,
-    )
-    return MeasuredPoint(model=sample.model, mode=sample.mode, shape=shape, k=sample.k)
-
-
-def failure_of(series: Series) -> Failure:
-    point = series.point
-    assert series.failure is not None
-    return Failure(
-        model=point.model,
-        mode=point.mode,
-        layout=point.shape.layout,
-        lengths=point.shape.lengths,
-        num_reqs=point.shape.num_reqs,
-        num_tokens=point.shape.num_tokens,
-        num_prefilling=point.shape.num_prefilling,
-        num_prompt_tokens=point.shape.num_prompt_tokens,
-        k=point.k,
-        context_len=point.shape.context_len,
-        message=series.failure,
     )
