@@ -16,7 +16,13 @@ _HOST_BOUND = 0.20  # of a step, waiting for the host
 
 
 def judge_conditions(profile: Profile) -> list[Finding]:
-    return [*_unknown(profile), *_throttled(profile.readings), *_shared(profile.readings), *_host_bound(profile)]
+    return [
+        *_unknown(profile),
+        *_throttled(profile.readings),
+        *_shared(profile.readings),
+        *_drift(profile),
+        *_host_bound(profile),
+    ]
 
 
 def _unknown(profile: Profile) -> Iterator[Finding]:
@@ -66,6 +72,21 @@ def _shared(readings: list[Reading]) -> Iterator[Finding]:
             place="readings",
             message=f"{max(processes)} other processes were on the GPU at {len(processes)} of {len(readings)} readings",
             hint="measure on a GPU of its own: what runs beside a step is in its time",
+        )
+
+
+def _drift(profile: Profile) -> Iterator[Finding]:
+    drifting = sum(sample.num_drifting for sample in profile.samples)
+    if drifting:
+        total = sum(len(sample.repetitions_ms) for sample in profile.samples)
+        changes = [max(sentinel.median_ms) / min(sentinel.median_ms) - 1 for sentinel in profile.sentinels]
+        moved = f"; a step timed again and again took up to {max(changes):.0%} longer" if changes else ""
+        yield Finding(
+            code="drift",
+            severity="warning",
+            place="sentinels",
+            message=f"the machine drifted under {drifting} of {total} repetitions{moved}",
+            hint="wait until clocks and heat have settled, stop what else runs, and measure again",
         )
 
 

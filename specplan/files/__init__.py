@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specplan.files._atomic import require_writable
-from specplan.files.profile import Environment, Failure, ModelInfo, Profile, Reading, Sample
+from specplan.files.profile import Environment, Failure, ModelInfo, Profile, Reading, Sample, Sentinel
 from specplan.files.tables import CostTables, Finding, HeldOutError, RegionError, Source
 from specplan.files.trace import Trace, TraceMetadata, require_trace_suffix
 from specplan.files.validation import Validation
@@ -19,6 +19,7 @@ __all__ = [
     "Reading",
     "RegionError",
     "Sample",
+    "Sentinel",
     "Source",
     "Trace",
     "TraceMetadata",

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from specplan.files._json import encode, read_json, write_json
 from specplan.shapes import Layout, Lengths
 
-__all__ = ["PROFILE_SCHEMA", "Environment", "Failure", "ModelInfo", "Profile", "Reading", "Sample"]
+__all__ = ["PROFILE_SCHEMA", "Environment", "Failure", "ModelInfo", "Profile", "Reading", "Sample", "Sentinel"]
 
 # History of the schema:
 #   1  first version
@@ -47,6 +47,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     A verify pass of a mixed step has `num_prefilling` of its requests in prefill, which bring `num_prompt_tokens` of
     its tokens and attend to nothing before these; `context_len` is that of the other requests, of as many drafts each,
     or 0 where there is none. It is never captured either.
+
+    `num_drifting` of the repetitions are from times when the machine drifted, see `Profile.sentinels`.
     """
 
     model: Timed
@@ -65,6 +67,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lengths: Lengths = "even"
     num_prefilling: CountOrZero = 0
     num_prompt_tokens: CountOrZero = 0
+    num_drifting: CountOrZero = 0
 
     @property
     def host_bound_fraction(self) -> float | None:
@@ -194,6 +197,19 @@ class Reading(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     others_share: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
+class Sentinel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A verify step, replayed, that was timed again and again between blocks of points: medians, and when."""
+
+    num_reqs: Count
+    num_tokens: Count
+    at_s: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=1)]  # since the sweep began
+    median_ms: Annotated[list[Milliseconds], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        if len(self.at_s) != len(self.median_ms):
+            raise ValueError(f".median_ms: expected one for each of {len(self.at_s)} times, got {len(self.median_ms)}")
+
+
 class ModelInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ran. `random` weights cost what trained ones do, and draft nothing worth recording."""
 
@@ -225,6 +241,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     samples: list[Sample]
     failures: list[Failure] = []
     readings: list[Reading] = []
+    sentinels: list[Sentinel] = []
 
     def __post_init__(self) -> None:
         for index, (size, following) in enumerate(zip(self.capture_sizes, self.capture_sizes[1:], strict=False), 1):

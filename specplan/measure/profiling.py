@@ -45,11 +45,13 @@ def profile_pair(
     created = datetime.now(UTC).isoformat(timespec="seconds") if earlier is None else earlier.created
 
     def profile_of(result: SweepResult) -> Profile:
-        readings = [*(earlier.readings if earlier else ()), *result.readings]
-        return assemble_profile(target, draft, plan, replace(result, readings=readings), created=created)
+        if earlier is not None:
+            readings, sentinels = [*earlier.readings, *result.readings], [*earlier.sentinels, *result.sentinels]
+            result = replace(result, readings=readings, sentinels=sentinels)
+        return assemble_profile(target, draft, plan, result, created=created)
 
     if earlier is not None:
-        require_same(earlier, profile_of(SweepResult(samples=[], failures=[], readings=[], complete=False)), plan)
+        require_same(earlier, profile_of(SweepResult(samples=[], failures=[], complete=False)), plan)
     factory = StepFactory(target.decoder, draft.decoder, plan, seed=seed)
     result = sweep(
         factory,
@@ -109,6 +111,7 @@ def assemble_profile(
         samples=result.samples,
         failures=result.failures,
         readings=result.readings,
+        sentinels=result.sentinels,
     )
 
 

@@ -28,6 +28,7 @@ class Series:
     stop_reason: StopReason | None = None
     failure: str | None = None
     executed: tuple[int, int] = (0, 0)  # requests and tokens
+    num_drifting: int = 0  # repetitions
 
     @classmethod
     def after(cls, point: MeasuredPoint, earlier: Sample | None) -> Series:
@@ -47,7 +48,13 @@ class Series:
             ],
             stop_reason=done,
             executed=(earlier.executed_num_reqs, earlier.executed_num_tokens),
+            num_drifting=earlier.num_drifting,
         )
+
+    def forget_since(self, num_warm_up: int, num_repetitions: int) -> None:
+        """Drops all but the first so many; the point is to be visited again."""
+        del self.warm_up[num_warm_up:], self.repetitions[num_repetitions:]
+        self.stop_reason = None
 
     @property
     def priced_ms(self) -> list[float]:
@@ -82,6 +89,7 @@ def sample_of(series: Series, stopped_by: StopReason) -> Sample:
         repetitions_ms=series.priced_ms,
         device_ms=[time.device_ms for time in series.repetitions if time.device_ms is not None],
         stop_reason=series.stop_reason or stopped_by,
+        num_drifting=series.num_drifting,
     )
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from specplan.costs.uncertainty import median_half_widths
 from specplan.errors import MeasurementError
-from specplan.files import Failure, Reading, Sample
+from specplan.files import Failure, Reading, Sample, Sentinel
 from specplan.measure.clock import StepTime, time_step
 from specplan.measure.conditions import ConditionReader
 from specplan.measure.grid import MeasuredPoint
+from specplan.measure.sentinels import Sentinels, drift_between
 from specplan.measure.series import Series, StopReason, failure_of, point_of, priced_by_device, sample_of
 from specplan.measure.steps import StepFactory
 
@@ -31,6 +33,7 @@ WARM_UP_MS = 10.0
 MOST_IN_A_BURST = 10
 READ_EVERY_S = 5.0
 SAVE_EVERY_S = 30.0
+BLOCK = 32  # points between two probes of the sentinels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +74,9 @@ class SweepResult:
 
     samples: list[Sample]
     failures: list[Failure]
-    readings: list[Reading]
     complete: bool
+    readings: list[Reading] = field(default_factory=list)
+    sentinels: list[Sentinel] = field(default_factory=list)
 
 
 class Sweep:
@@ -106,14 +110,51 @@ class Sweep:
     @torch.inference_mode()
     def visit_all(self, rule: StoppingRule) -> Iterator[MeasuredPoint]:
         """One burst at each point that is ready and not done, in a new random order."""
+        for series in self.next_round():
+            self.visit(series, rule)
+            yield series.point
+
+    @torch.inference_mode()
+    def visit_blocks(self, rule: StoppingRule) -> Iterator[MeasuredPoint]:
+        """As `visit_all`, in blocks between which sentinels are timed.
+
+        A block under which they drift is visited once more instead; where they drift again it counts, and is marked.
+        """
+        pending = self.next_round()
+        before = self.sentinels.probe() if pending else []
+        for start in range(0, len(pending), BLOCK):
+            block = pending[start : start + BLOCK]
+            for is_last in (False, True):
+                known = [(len(series.warm_up), len(series.repetitions)) for series in block]
+                for series in block:
+                    self.visit(series, rule)
+                    yield series.point
+                after = self.sentinels.probe()
+                drift, before = drift_between(before, after), after
+                if not drift:
+                    break
+                for series, (num_warm_up, num_repetitions) in zip(block, known, strict=True):
+                    if is_last:
+                        series.num_drifting += len(series.repetitions) - num_repetitions
+                    else:
+                        series.forget_since(num_warm_up, num_repetitions)
+
+    def next_round(self) -> list[Series]:
+        """What is ready and not done, in a new random order."""
         pending = [series for series in self.all_series if series.step is not None and series.stop_reason is None]
         self.rounds += bool(pending)
         self.order.shuffle(pending)
-        for series in pending:
-            visit(series, rule, self.factory.device)
-            if time.monotonic() - self.conditions.start_s - self.readings[-1].at_s >= READ_EVERY_S:
-                self.readings.append(self.conditions.read())
-            yield series.point
+        return pending
+
+    def visit(self, series: Series, rule: StoppingRule) -> None:
+        visit(series, rule, self.factory.device)
+        if time.monotonic() - self.conditions.start_s - self.readings[-1].at_s >= READ_EVERY_S:
+            self.readings.append(self.conditions.read())
+
+    @cached_property
+    def sentinels(self) -> Sentinels:
+        """Chosen once the steps are ready."""
+        return Sentinels(self.all_series, self.factory.device)
 
     @property
     def is_done(self) -> bool:
@@ -126,6 +167,7 @@ class Sweep:
             samples=samples,
             failures=[failure_of(series) for series in self.all_series if series.failure],
             readings=list(self.readings),
+            sentinels=self.sentinels.record(),
             complete=stopped_by != "interrupted" and len(samples) == len(self.all_series),
         )
 
@@ -166,7 +208,7 @@ def sweep(
     try:
         is_over = out_of_time() or any(map(out_of_time, running.make_ready()))
         while not (is_over or running.is_done):
-            is_over = any(map(out_of_time, running.visit_all(rule)))
+            is_over = any(map(out_of_time, running.visit_blocks(rule)))
     except KeyboardInterrupt:
         stopped_by = "interrupted"
     result = running.result(stopped_by=stopped_by)

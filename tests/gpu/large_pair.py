@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from specplan.errors import MeasurementError
-from specplan.files import Failure, Reading, Sample
+from specplan.files import Failure, Reading, Sample, Sentinel
 from specplan.measure import ProfilePlan, StoppingRule
 from specplan.measure.grid import MeasuredPoint
 from specplan.measure.profiling import assemble_profile
@@ -138,6 +138,7 @@ class Run:
         self.samples: dict[int, list[Sample]] = {}  # by context
         self.failures: dict[int, list[Failure]] = {}
         self.readings: dict[int, list[Reading]] = {}
+        self.sentinels: dict[int, list[Sentinel]] = {}
         self.skipped: list[str] = []
         self.chunk_s = 3.0  # what the last few points took
 
@@ -166,6 +167,7 @@ class Run:
         self.samples.setdefault(plan.context_len, []).extend(result.samples)
         self.failures.setdefault(plan.context_len, []).extend(result.failures)
         self.readings.setdefault(plan.context_len, []).extend(result.readings)
+        self.sentinels.setdefault(plan.context_len, []).extend(result.sentinels)
         for failure in result.failures:
             what = f"{failure.model} {failure.mode} {failure.num_reqs} x {failure.num_tokens}"
             print(f"  failed: {what}: {failure.message}", flush=True)
@@ -180,6 +182,7 @@ class Run:
             samples=samples,
             failures=self.failures[plan.context_len],
             readings=self.readings[plan.context_len],
+            sentinels=self.sentinels[plan.context_len],
             complete={shape_of(point) for point in plan.points()} <= {shape_of(sample) for sample in samples},
         )
         profile = assemble_profile(self.setting.target, self.setting.draft, plan, whole, created=self.created)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -15,9 +16,11 @@ from torch.nn import functional as F
 from specplan.costs import tables_from_profile
 from specplan.errors import ConfigError, MeasurementError
 from specplan.files import Profile
-from specplan.measure import ProfilePlan, StoppingRule, SweepProgress, profile_pair
+from specplan.measure import MeasuredPoint, ProfilePlan, StoppingRule, SweepProgress, profile_pair
 from specplan.measure.clock import time_step
 from specplan.measure.environment import describe_environment, pick_device
+from specplan.measure.sentinels import drift_between
+from specplan.measure.series import point_of
 from specplan.measure.steps import StepFactory
 from specplan.measure.sweep import sweep
 from specplan.models import Decoder, DecoderConfig, LoadedModel
@@ -27,6 +30,12 @@ CPU = torch.device("cpu")
 QUICK = StoppingRule(min_repetitions=6, min_busy_s=0.0, half_width=1e9, burst=3, burst_ms=0.0)
 # A rule no point can meet.
 NEVER = StoppingRule(half_width=0.0, min_busy_s=1e9, max_busy_s=1e9)
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that does not drift, so that visits can be counted."""
+    monkeypatch.setattr("specplan.measure.sweep.drift_between", lambda before, after: 0.0)
 
 
 def small_model(name: str) -> LoadedModel:
@@ -185,6 +194,45 @@ def test_a_killed_sweep_leaves_its_last_checkpoint(monkeypatch: pytest.MonkeyPat
     assert not saved[-1].complete
     again = profile_pair(*models, plan, QUICK, earlier=saved[20])
     assert again.complete
+
+
+def test_a_block_under_which_the_machine_drifts_is_visited_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of three blocks settles, the second drifts on and is marked, the third is steady."""
+    monkeypatch.setattr("specplan.measure.sweep.BLOCK", 20)
+    drifts = iter([0.02, 0.0, 0.02, 0.03])
+    monkeypatch.setattr("specplan.measure.sweep.drift_between", lambda before, after: next(drifts, 0.0))
+    models, plan = (small_model("big"), small_model("little")), small_plan()
+    once = StoppingRule(min_repetitions=3, min_busy_s=0.0, half_width=1e9, burst=3, burst_ms=0.0)
+    visited: list[MeasuredPoint] = []
+
+    def note(progress: SweepProgress) -> None:
+        if progress.rounds:
+            visited.append(progress.point)
+
+    profile = profile_pair(*models, plan, once, on_progress=note)
+    num_points = len(plan.points())
+    assert len(visited) == num_points + 2 * 20
+    assert visited[:20] == visited[20:40] != visited[40:60] == visited[60:80]
+    assert {len(sample.repetitions_ms) for sample in profile.samples} == {3}  # what drifted at first is gone
+    marked = [sample for sample in profile.samples if sample.num_drifting]
+    assert {point_of(sample) for sample in marked} == set(visited[60:80])
+    assert {sample.num_drifting for sample in marked} == {3}
+    assert [len(sentinel.at_s) for sentinel in profile.sentinels] == [1 + -(-num_points // 20) + 2] * 2
+    tokens = [sentinel.num_tokens for sentinel in profile.sentinels]
+    assert tokens[0] == 1 < tokens[1]
+    assert all(sentinel.at_s == sorted(sentinel.at_s) for sentinel in profile.sentinels)
+    found = [finding for finding in tables_from_profile(profile).findings if finding.code == "drift"]
+    assert found[0].message.startswith(f"the machine drifted under 60 of {3 * num_points} repetitions; a step timed")
+
+
+def test_a_drift_is_more_than_noise_and_more_than_a_hundredth() -> None:
+    flat, noisy = np.full(9, 10.0), np.array([9.0, 9.2, 9.5, 9.8, 10.0, 10.2, 10.5, 10.8, 11.0])
+    assert drift_between([flat, flat], [flat * 1.005, flat * 1.03]) == pytest.approx(0.03)
+    assert drift_between([flat], [flat * 0.9]) == pytest.approx(0.1)
+    assert drift_between([flat], [flat * 1.009]) == 0.0
+    assert drift_between([noisy], [noisy * 1.02]) == 0.0
+    assert drift_between([noisy], [noisy * 1.5]) == pytest.approx(0.5)
+    assert drift_between([], []) == 0.0
 
 
 def test_a_sweep_without_a_single_point_is_an_error() -> None:
