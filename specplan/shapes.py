@@ -184,17 +184,9 @@ def even_query_lens(num_reqs: int, num_tokens: int) -> tuple[int, ...]:
     return tuple(base + (row < extra) for row in range(num_reqs))
 
 
-def prompt_lens(num_tokens: int, prompt_len: float, spread: Sequence[float]) -> tuple[int, ...]:
-    """As few prompts of mean `prompt_len` or less as hold `num_tokens`, as unlike as `spread` says, and none longer."""
-    if num_tokens == 0:
-        return ()
-    count = math.ceil(num_tokens / prompt_len)
-    lens = spread_lens(count, num_tokens / count, spread)
-    # Few places of a skewed distribution miss its longest lengths: as many tokens are then a little more prompts.
-    while max(lens) > math.ceil(prompt_len * max(spread)):
-        count += 1
-        lens = spread_lens(count, num_tokens / count, spread)
-    return tuple(length for length in lens if length)
+def prompt_lens(num_tokens: int, prompt_len: int) -> tuple[int, ...]:
+    """As few prompts of up to `prompt_len` tokens as hold `num_tokens`, as even as whole tokens allow."""
+    return even_query_lens(-(-num_tokens // prompt_len), num_tokens) if num_tokens else ()
 
 
 def ragged_query_lens(num_reqs: int, num_tokens: int, num_speculative_tokens: int) -> tuple[int, ...]:

@@ -55,10 +55,7 @@ class ProfilePlan:
     lengths: tuple[Lengths, ...] = ("even",)
     num_reqs: tuple[int, ...] = ()  # powers of two and the most where none are named
     context_spread: tuple[float, ...] = SPREAD  # of steps whose lengths are not even
-    prompt_len: float = (
-        0  # the mean of the prompts in mixed steps, the context where 0; longer where they would be many
-    )
-    prompt_spread: tuple[float, ...] = EVEN
+    prompt_len: int = 0  # of the prompts in mixed steps, the context where 0; longer where they would be many
 
     def __post_init__(self) -> None:
         limits = {
@@ -91,8 +88,7 @@ class ProfilePlan:
         lengths: tuple[Lengths, ...] = ("even",),
         num_reqs: tuple[int, ...] = (),
         context_spread: tuple[float, ...] = SPREAD,
-        prompt_len: float = 0,
-        prompt_spread: tuple[float, ...] = EVEN,
+        prompt_len: int = 0,
     ) -> ProfilePlan:
         """The sizes that vLLM captures for these limits; `ceiling` as in `default_capture_sizes`."""
         return cls(
@@ -111,7 +107,6 @@ class ProfilePlan:
             num_reqs=num_reqs,
             context_spread=context_spread,
             prompt_len=prompt_len,
-            prompt_spread=prompt_spread,
         )
 
     @property
@@ -142,10 +137,8 @@ class ProfilePlan:
 
     def prompts(self, num_tokens: int) -> tuple[int, ...]:
         """The prompts that bring `num_tokens` to a step: never more than there may be requests, and longer for it."""
-        mean, shortest = self.prompt_len or self.context_len, self.max_num_batched_tokens / self.max_num_seqs
-        if mean < shortest:
-            return prompt_lens(num_tokens, shortest, EVEN)
-        return prompt_lens(num_tokens, mean, self.prompt_spread)
+        shortest = -(-self.max_num_batched_tokens // self.max_num_seqs)
+        return prompt_lens(num_tokens, max(self.prompt_len or self.context_len, shortest))
 
     def context_lens(self, num_reqs: int, context_len: int, lengths: Lengths) -> tuple[int, ...]:
         """Of requests that verify or draft."""

@@ -89,7 +89,7 @@ class ProfilePlans:
 
         Where few contexts are far longer than the rest, the mean is the long one.
 
-        Contexts and prompts are as unlike as the trace's: attention that pads to the longest pays for it.
+        Contexts are as unlike as the trace's: attention that pads to the longest pays for it.
         """
         in_cache = trace.prompt_len[trace.request] + trace.position  # [rows]
         shortest = profile_plan(plan, trace, FEED_LEN)
@@ -126,7 +126,7 @@ def is_priced(point: MeasuredPoint, capture_limit: int) -> bool:
 
 
 def profile_plan(plan: ValidationPlan, trace: Trace, context_len: int) -> ProfilePlan:
-    prompts = np.maximum(trace.prompt_len, 1)
+    prompts = np.maximum(trace.prompt_len, 1).astype(np.int64)
     return ProfilePlan.default(
         max_num_seqs=max(plan.concurrencies),
         num_speculative_tokens=plan.num_speculative_tokens,
@@ -136,8 +136,8 @@ def profile_plan(plan: ValidationPlan, trace: Trace, context_len: int) -> Profil
         num_reqs=tuple(sorted({*plan.concurrencies})),
         lengths=("spread", "ragged") if any(policy.has_budget for policy in plan.policies) else ("spread",),
         context_spread=spread_of(trace.prompt_len[trace.request] + trace.position),
-        prompt_len=float(prompts.mean()),
-        prompt_spread=spread_of(prompts),
+        # The mean over prompt tokens: attention grows with the square of a prompt, and long ones have the most of them.
+        prompt_len=round(float((prompts**2).sum() / prompts.sum())),
     )
 
 

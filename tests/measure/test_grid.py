@@ -147,14 +147,14 @@ def test_there_are_never_more_prompts_than_requests() -> None:
     assert plan.prompts(8192) == (8192,)
 
 
-def test_prompts_are_as_long_and_as_unlike_as_the_plan_says() -> None:
+def test_prompts_are_as_long_as_the_plan_says() -> None:
     limits = {"max_num_seqs": 4, "num_speculative_tokens": 3, "max_num_batched_tokens": 400, "context_len": 20}
-    plan = ProfilePlan.default(**limits, prompt_len=100.0, prompt_spread=(0.5, 0.5, 2.0))
+    plan = ProfilePlan.default(**limits, prompt_len=150)
     assert plan.prompts(0) == ()
     assert plan.prompts(7) == (7,)
-    assert plan.prompts(400) == (57, 186, 57, 100)  # 0.5, 0.5, 0.875 and 1.625 times as long as 400 / 3.5
-    assert plan.num_cache_rows == 4 + 4
-    assert plan.longest_sequence == 186  # a prompt's, not a context's
+    assert plan.prompts(400) == (134, 133, 133)
+    assert plan.num_cache_rows == 4 + 3
+    assert plan.longest_sequence == 134  # a prompt's, not a context's
 
 
 def test_the_longest_query_holds_the_tail() -> None:

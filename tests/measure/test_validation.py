@@ -461,8 +461,8 @@ def test_a_trace_of_few_long_requests_is_timed_at_all_its_points() -> None:
 def test_steps_are_timed_as_long_and_as_unlike_as_the_traces() -> None:
     plans = plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40))
     assert (plans.short.context_len, plans.mean.context_len, plans.long.context_len) == (12, 32, 62)
-    assert plans.long.prompt_len == 30
-    assert sorted(plans.long.prompts(90)) == [15, 23, 52]  # as 13.3, 20 and 46.7: at 1/6, 1/2 and 5/6
+    assert plans.long.prompt_len == 46  # (10^2 + 20^2 + 60^2) / 90: as many squares of lengths as the trace's
+    assert plans.long.prompts(90) == (45, 45)
     contexts = plans.long.context_lens(6, 63, "spread")
     assert sum(contexts) == pytest.approx(6 * 63, abs=1)
     assert max(contexts) / min(contexts) > 4
