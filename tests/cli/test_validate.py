@@ -264,5 +264,5 @@ def test_for_real(run: Run, prompts: Path, tmp_path: Path) -> None:
         assert case.lossless.num_wrong == 0
         assert {part.part for part in case.parts} >= {"verify", "host"}
         assert sum(size.num_steps for size in case.sizes) == case.num_steps
-    assert "median |error|" in result.stdout
+    assert "Median over the policies" in result.stdout
     assert f"wrote {output}" in result.stdout
