@@ -6,10 +6,12 @@ imported before a command needs it, so that `specplan --help` answers at once.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -93,10 +95,15 @@ def root(
 
 
 def main() -> None:
-    """The `specplan` script.
-
-    Until a command shows its progress it has nothing to keep, and Ctrl-C ends the process at once: an interrupt in the
-    middle of an import is lost, or breaks it.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """The `specplan` script."""
+    signal.signal(signal.SIGINT, on_interrupt)
     sys.exit(app())
+
+
+def on_interrupt(signum: int, frame: FrameType | None) -> None:
+    """As Python's own, but in the middle of an import it ends the process: raised there, it is lost or breaks it."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt

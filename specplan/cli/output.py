@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,8 +61,6 @@ def show_progress(task: str) -> Iterator[Report]:
     """A bar with the time left on stderr; on anything but a terminal, a line for every tenth of the way."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there may be something to keep
     on_stderr = console(stderr=True)
     if not on_stderr.is_terminal:
         yield line_report(task)
