@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -162,10 +161,12 @@ def dry_run_lines(plan: ProfilePlan, rule: StoppingRule) -> Iterator[str]:
 
 
 def dry_run_summary(plan: ProfilePlan, rule: StoppingRule) -> dict[str, object]:
+    from specplan.measure.series import fields_of
+
     points = plan.points()
     least_s, most_s = duration_s(len(points), rule)
     return {
-        "points": [{"model": p.model, "mode": p.mode, "k": p.k, **dataclasses.asdict(p.shape)} for p in points],
+        "points": [fields_of(point) for point in points],
         "least_s": least_s,
         "most_s": most_s,
     }

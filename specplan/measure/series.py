@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from specplan.files import Failure, Sample
 from specplan.measure.clock import StepTime
@@ -70,21 +70,17 @@ def price_ms(point: MeasuredPoint, time: StepTime) -> float:
     return time.device_ms if priced_by_device(point) and time.device_ms is not None else time.wall_ms
 
 
+def fields_of(point: MeasuredPoint) -> dict[str, Any]:
+    """What a sample and a failure say alike of the point that they are of."""
+    return {"model": point.model, "mode": point.mode, "k": point.k, **asdict(point.shape)}
+
+
 def sample_of(series: Series, stopped_by: StopReason) -> Sample:
     point = series.point
     return Sample(
-        model=point.model,
-        mode=point.mode,
-        layout=point.shape.layout,
-        lengths=point.shape.lengths,
-        num_reqs=point.shape.num_reqs,
-        num_tokens=point.shape.num_tokens,
-        num_prefilling=point.shape.num_prefilling,
-        num_prompt_tokens=point.shape.num_prompt_tokens,
+        **fields_of(point),
         executed_num_reqs=series.executed[0],
         executed_num_tokens=series.executed[1],
-        k=point.k,
-        context_len=point.shape.context_len,
         warmup_ms=[price_ms(point, time) for time in series.warm_up],
         repetitions_ms=series.priced_ms,
         device_ms=[time.device_ms for time in series.repetitions if time.device_ms is not None],
@@ -96,31 +92,10 @@ def sample_of(series: Series, stopped_by: StopReason) -> Sample:
 def point_of(sample: Sample) -> MeasuredPoint:
     """The point that a sample is of; the inverse of `sample_of`."""
     assert sample.model != "host"
-    shape = StepShape(
-        num_reqs=sample.num_reqs,
-        num_tokens=sample.num_tokens,
-        context_len=sample.context_len,
-        layout=sample.layout,
-        lengths=sample.lengths,
-        num_prefilling=sample.num_prefilling,
-        num_prompt_tokens=sample.num_prompt_tokens,
-    )
+    shape = StepShape(**{name: getattr(sample, name) for name in StepShape.__dataclass_fields__})
     return MeasuredPoint(model=sample.model, mode=sample.mode, shape=shape, k=sample.k)
 
 
 def failure_of(series: Series) -> Failure:
-    point = series.point
     assert series.failure is not None
-    return Failure(
-        model=point.model,
-        mode=point.mode,
-        layout=point.shape.layout,
-        lengths=point.shape.lengths,
-        num_reqs=point.shape.num_reqs,
-        num_tokens=point.shape.num_tokens,
-        num_prefilling=point.shape.num_prefilling,
-        num_prompt_tokens=point.shape.num_prompt_tokens,
-        k=point.k,
-        context_len=point.shape.context_len,
-        message=series.failure,
-    )
+    return Failure(**fields_of(series.point), message=series.failure)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from builders import make_validation_plan as make_plan
 
 from specplan.costs import build_cost_tables
 from specplan.engine import EngineStep, ServingCase, record_trace
 from specplan.errors import ConfigError
 from specplan.files import CostTables, Trace, Validation
-from specplan.measure import ValidationPlan, validate_pair
+from specplan.measure import validate_pair
 from specplan.measure.agreement import check_lossless, compare_decisions, confidence_difference, dense_logits
 from specplan.measure.phases import PhaseClock
 from specplan.measure.prediction import (
@@ -32,9 +32,7 @@ from specplan.measure.prediction import (
     step_errors,
     step_prices,
 )
-from specplan.measure.steps import StepFactory
 from specplan.measure.validation import Served, host_samples, of_round
-from specplan.measure.validation_plan import ProfilePlans, spread_of
 from specplan.models import Decoder, DecoderConfig, LoadedModel, load_model
 from specplan.planning import parse_policy
 from specplan.planning.prices import StepSize
@@ -46,18 +44,6 @@ TEXTS = ["def main() -> None:\n    print(", "import os\nimport sys\n\n\nclass", 
 def tiny() -> tuple[LoadedModel, LoadedModel]:
     target, draft = (load_model("tiny", role, device=CPU, dtype=torch.float32) for role in ("target", "draft"))
     return target, draft
-
-
-def make_plan(**changes: Any) -> ValidationPlan:
-    fields: dict[str, Any] = {
-        "policies": tuple(map(parse_policy, ("none", "fixed:1", "adaptive"))),
-        "concurrencies": (1, 2),
-        "num_speculative_tokens": 2,
-        "num_rounds": 2,
-        "max_output_tokens": 6,
-        "max_num_batched_tokens": 32,
-    }
-    return ValidationPlan(**(fields | changes))
 
 
 @pytest.fixture(scope="module")
@@ -146,22 +132,6 @@ def test_a_pair_with_random_weights_is_timed_under_a_trace(validation: Validatio
 def test_without_prompts_and_without_a_trace_there_is_nothing_to_serve() -> None:
     with pytest.raises(ConfigError, match="no prompts, and no trace"):
         validate_pair(*tiny(), None, make_plan(), source="texts")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"policies": ()}, "the number of policies is 0"),
-        ({"concurrencies": (0, 4)}, "the least concurrency is 0"),
-        ({"num_rounds": 1}, "num_rounds is 1, expected 2 or more"),
-        ({"lag": -1}, "lag is -1, expected 0 or more"),
-        ({"concurrencies": (1, 16)}, "16 requests with 2 drafts each reserve 48 tokens a step, and a step holds 32"),
-        ({"policies": (parse_policy("fixed:9"),)}, "fixed:9 drafts more than K = 2"),
-    ],
-)
-def test_a_plan_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make_plan(**changes)
 
 
 def test_a_phase_clock_adds_up_and_starts_anew() -> None:
@@ -421,67 +391,6 @@ def test_what_cannot_be_served_under_a_trace_is_refused(trace: Trace, changes: d
     with pytest.raises(ConfigError, match=words):
         validate_pair(*tiny(), None, short, source="texts", imposed=trace)
     assert gc.get_freeze_count() == 0
-
-
-def test_every_concurrency_is_measured() -> None:
-    points = plans_of(make_plan(concurrencies=(3, 5), max_num_batched_tokens=40)).points()
-    assert len(points) == len(set(points))
-    of = {
-        model: {point.shape.num_reqs for point in points if point.model == model and not point.shape.is_mixed}
-        for model in ("verify", "draft")
-    }
-    assert of == {"verify": {3, 5}, "draft": {1, 2, 3, 5}}  # and half of each
-    mixed = [point.shape for point in points if point.shape.is_mixed]
-    assert {shape.num_verifying for shape in mixed} == {0, 3, 5}
-    assert {shape.num_prompt_tokens for shape in mixed} == {1, 4, 16, 40}
-
-
-def plans_of(plan: ValidationPlan, prompt_lens: Sequence[int] = (10, 20, 60), num_positions: int = 999) -> ProfilePlans:
-    """Requests that ran from these tokens on, for four steps each."""
-    num_requests = len(prompt_lens)
-    trace: Any = SimpleNamespace(
-        request=np.repeat(np.arange(num_requests), 4),
-        position=np.tile(np.arange(1, 5), num_requests),
-        prompt_len=np.array(prompt_lens),
-    )
-    return ProfilePlans.of_trace(plan, trace, num_positions=num_positions)
-
-
-def test_a_trace_of_few_long_requests_is_timed_at_all_its_points() -> None:
-    """The mean context lies above the ninetieth percentile, and caches hold what is timed at it."""
-    plan = make_plan(concurrencies=(1, 4), max_num_batched_tokens=64)
-    plans = plans_of(plan, [20] * 95 + [200] * 5, num_positions=256)
-    assert plans.short.context_len < plans.mean.context_len == plans.long.context_len == 31
-    target, draft = tiny()
-    factory = StepFactory(target.decoder, draft.decoder, plans.longest)
-    for point in plans.points():
-        factory.make(point)
-
-
-def test_steps_are_timed_as_long_and_as_unlike_as_the_traces() -> None:
-    plans = plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40))
-    assert (plans.short.context_len, plans.mean.context_len, plans.long.context_len) == (12, 32, 62)
-    assert plans.long.prompt_len == 46  # (10^2 + 20^2 + 60^2) / 90: as many squares of lengths as the trace's
-    assert plans.long.prompts(90) == (45, 45)
-    contexts = plans.long.context_lens(6, 63, "spread")
-    assert sum(contexts) == pytest.approx(6 * 63, abs=1)
-    assert max(contexts) / min(contexts) > 4
-    assert {point.shape.context_len for point in plans.points() if point.model == "draft"} == {32}
-    assert {point.shape.context_len for point in plans.points() if point.model == "verify"} == {0, 12, 62}
-
-
-def test_contexts_stay_within_the_models_positions() -> None:
-    plans = plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=100)
-    assert plans.long.context_len < 62
-    assert 98 <= plans.longest.longest_sequence <= 100  # as long as they can be
-    with pytest.raises(ConfigError, match="leave no context of the models' 8 positions"):
-        plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=8)
-
-
-def test_a_spread_is_of_lengths_over_their_mean() -> None:
-    spread = spread_of(np.array([10, 20, 60]))
-    assert (len(spread), spread[0], spread[16], spread[-1]) == (33, 1 / 3, 2 / 3, 2.0)
-    assert spread == tuple(sorted(spread))
 
 
 def test_a_step_that_recurs_is_measured_as_well_as_used_for_calibration() -> None:

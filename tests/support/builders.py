@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specplan.files import Environment, ModelInfo, Validation
 from specplan.files.validation import CaseValidation
+
+if TYPE_CHECKING:
+    from specplan.measure import ValidationPlan
 
 CPU_ENVIRONMENT = Environment(
     device="a CPU",
@@ -44,3 +47,19 @@ def make_validation(*cases: CaseValidation, **changes: Any) -> Validation:
         "cases": list(cases),
     }
     return Validation(**fields | changes)
+
+
+def make_validation_plan(**changes: Any) -> ValidationPlan:
+    """Of steps as small as they can be. Imported here, because most tests need no torch."""
+    from specplan.measure import ValidationPlan
+    from specplan.planning import parse_policy
+
+    fields: dict[str, Any] = {
+        "policies": tuple(map(parse_policy, ("none", "fixed:1", "adaptive"))),
+        "concurrencies": (1, 2),
+        "num_speculative_tokens": 2,
+        "num_rounds": 2,
+        "max_output_tokens": 6,
+        "max_num_batched_tokens": 32,
+    }
+    return ValidationPlan(**(fields | changes))
