@@ -63,7 +63,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     warmup_ms: list[Milliseconds]
     repetitions_ms: Annotated[list[Milliseconds], Meta(min_length=1)]
     device_ms: list[Milliseconds] = []
-    stop_reason: Literal["converged", "cap", "time-budget", "interrupted"]
+    stop_reason: Literal["converged", "cap", "time-budget", "interrupted", "imported"]
     lengths: Lengths = "even"
     num_prefilling: CountOrZero = 0
     num_prompt_tokens: CountOrZero = 0
@@ -158,25 +158,26 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Environment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the samples were taken, and how.
+    """Where the samples were taken, and how. What nobody knows, as of samples from elsewhere, is null.
 
     `graph_kind` says what mode `graph` is: replay of a captured CUDA graph, or on a CPU a `static`-buffer step padded
     to the capture size. `timing_scope` says what lies between start and stop of the clock.
     """
 
-    device: str
-    device_type: Literal["cpu", "cuda"]
+    device: str | None
+    device_type: Literal["cpu", "cuda"] | None
     device_uuid: str | None
     sm_count: Count | None
     num_threads: Count | None
     driver: str | None
     cuda: str | None
     torch: str | None
-    python: str
-    platform: str
-    dtype: str
-    graph_kind: Literal["cuda-graph", "static"]
+    python: str | None
+    platform: str | None
+    dtype: str | None
+    graph_kind: Literal["cuda-graph", "static"] | None
     timing_scope: str
+    tensor_parallel_size: Count | None = None
 
 
 class Reading(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,12 +212,12 @@ class Sentinel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ran. `random` weights cost what trained ones do, and draft nothing worth recording."""
+    """What ran; null where nobody knows. `random` weights cost what trained ones do, and draft nothing of worth."""
 
     name: str
-    num_params: Annotated[int, Meta(ge=0)]
-    config_sha256: str
-    weights: Literal["loaded", "random"] = "loaded"
+    num_params: Annotated[int, Meta(ge=0)] | None
+    config_sha256: str | None
+    weights: Literal["loaded", "random"] | None = "loaded"
 
 
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -62,6 +62,7 @@ def describe_environment(device: torch.device, dtype: torch.dtype) -> Environmen
         dtype=str(dtype).removeprefix("torch."),
         graph_kind="cuda-graph" if on_cuda else "static",
         timing_scope=TIMING_SCOPE[device.type],
+        tensor_parallel_size=1,
     )
 
 

@@ -176,7 +176,8 @@ def _mismatches(trace: Trace, tables: CostTables) -> list[str]:
     mismatches = []
     for role, priced in (("target", tables.target), ("draft", tables.draft)):
         recorded = trace.metadata.provenance.get(f"{role}_config_sha256")
-        if priced is not None and recorded not in (None, priced.config_sha256):
+        known = None if priced is None else priced.config_sha256
+        if priced is not None and None not in (recorded, known) and recorded != known:
             name = getattr(trace.metadata, role)
             mismatches.append(f"the trace's {role} ({name}) is not the one whose steps are priced ({priced.name})")
     return mismatches
