@@ -11,7 +11,7 @@ run() {
     "$@"
 }
 
-run specplan profile --target tiny --draft tiny --context-len 128 --time-budget 90 -o demo/profile.json
+run specplan profile --target tiny --draft tiny --time-budget 120 -o demo/profile.json
 run specplan tables demo/profile.json -o demo/tables.json
 run specplan simulate profiles/traces/tiny-code.parquet --tables demo/tables.json \
     --policy fixed:1 --policy fixed:3 --policy fixed:7 --policy adaptive --policy oracle \

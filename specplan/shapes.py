@@ -21,9 +21,11 @@ __all__ = [
     "even_query_lens",
     "padded_size",
     "powers_of_four",
+    "powers_of_two",
     "profiled_shapes",
     "prompt_lens",
     "ragged_query_lens",
+    "reachable_sizes",
     "request_grid",
     "require_ascending",
     "spread_lens",
@@ -110,15 +112,15 @@ def default_capture_sizes(
     return tuple(sorted(sizes))
 
 
-def tail_sizes(capture_limit: int, max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Sizes past the capture limit: 1.5x, 2x, 4x, ... of it, then `max_num_batched_tokens` itself."""
-    if max_num_batched_tokens <= capture_limit:
+def tail_sizes(capture_limit: int, largest: int) -> tuple[int, ...]:
+    """Sizes past the capture limit: 1.5x, 2x, 4x, ... of it, then the `largest` itself."""
+    if largest <= capture_limit:
         return ()
-    sizes = {max_num_batched_tokens}
-    if capture_limit * 3 // 2 < max_num_batched_tokens:
+    sizes = {largest}
+    if capture_limit * 3 // 2 < largest:
         sizes.add(capture_limit * 3 // 2)
     size = capture_limit * 2
-    while size and size < max_num_batched_tokens:
+    while size and size < largest:
         sizes.add(size)
         size *= 2
     return tuple(sorted(size for size in sizes if size > capture_limit))
@@ -126,16 +128,24 @@ def tail_sizes(capture_limit: int, max_num_batched_tokens: int) -> tuple[int, ..
 
 def request_grid(max_num_seqs: int) -> tuple[int, ...]:
     """The powers of two up to `max_num_seqs`, and `max_num_seqs` itself."""
-    powers = {1 << i for i in range(max_num_seqs.bit_length()) if 1 << i <= max_num_seqs}
-    return tuple(sorted(powers | {max_num_seqs}))
+    return powers_of_two(1, max_num_seqs)
+
+
+def powers_of_two(smallest: int, largest: int) -> tuple[int, ...]:
+    """From `smallest` on, times 2 each, as far as they are below `largest`; and `largest` itself."""
+    return _multiples(smallest, largest, 2)
 
 
 def powers_of_four(smallest: int, largest: int) -> tuple[int, ...]:
-    """Those from `smallest` on, times 4 each, that are below `largest`; and `largest` itself."""
+    """From `smallest` on, times 4 each, as far as they are below `largest`; and `largest` itself."""
+    return _multiples(smallest, largest, 4)
+
+
+def _multiples(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
     sizes = [largest]
     while smallest < largest:
         sizes.append(smallest)
-        smallest *= 4
+        smallest *= factor
     return tuple(sorted(sizes))
 
 
@@ -148,6 +158,11 @@ def require_ascending(capture_sizes: Sequence[int]) -> None:
         )
 
 
+def reachable_sizes(capture_sizes: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+    """The ascending `capture_sizes` that steps of up to `most_tokens` run at: up to the first that holds so many."""
+    return tuple(capture_sizes[: bisect_left(capture_sizes, most_tokens) + 1])
+
+
 def profiled_shapes(
     *,
     max_num_seqs: int,
@@ -157,18 +172,21 @@ def profiled_shapes(
     context_len: int,
     num_reqs: Sequence[int] = (),  # the counts of requests; the powers of two up to the most where none are named
 ) -> list[StepShape]:
-    """The verify steps that price every batch: requests by captured sizes, then the tail past the capture limit.
+    """The verify steps that price every batch without prompts: n requests by the sizes that n to n (1 + K) tokens run
+    at.
 
-    A batch of n requests runs the captured sizes from n to n (1 + K). The most requests run the larger ones too, for a
-    step that carries a prefill reaches every captured size, and they run the tail.
+    Those are the captured sizes, of which the largest may hold more than n (1 + K) tokens, and the tail past the
+    capture limit. More tokens come only with a prompt, and no such step is among these.
     """
     require_ascending(capture_sizes)
     pairs = []
     for count in num_reqs or request_grid(max_num_seqs):
-        most = capture_sizes[-1] if count == max_num_seqs else count * (1 + num_speculative_tokens)
-        pairs += [(count, size) for size in capture_sizes if count <= size <= most]
-    tail = tail_sizes(capture_sizes[-1], max_num_batched_tokens)
-    pairs += [(min(max_num_seqs, size), size) for size in tail]
+        most = min(count * (1 + num_speculative_tokens), max_num_batched_tokens)
+        sizes = {size for size in capture_sizes if count <= size <= most}
+        if padded_size(most, capture_sizes) not in sizes:
+            sizes.add(most)
+        sizes.update(size for size in tail_sizes(capture_sizes[-1], most) if size >= count)
+        pairs += [(count, size) for size in sorted(sizes)]
     return [StepShape(num_reqs=n, num_tokens=t, context_len=context_len) for n, t in pairs]
 
 

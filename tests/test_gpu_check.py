@@ -48,9 +48,7 @@ def test_the_check_runs_cuts_off_in_time_and_says_what_it_skipped(tmp_path: Path
     assert {timing["path"] for timing in timings} >= {"torch, wall", "mode off, wall", "mode graph, wall"}
     large_pair = json.loads((tmp_path / "large_pair.json").read_text())
     profile = Profile.read(tmp_path / "profile-context-64.json")
-    points = ProfilePlan.default(
-        max_num_seqs=4, num_speculative_tokens=7, max_num_batched_tokens=96, context_len=64
-    ).points()
+    points = ProfilePlan(max_num_seqs=4, num_speculative_tokens=7, max_num_batched_tokens=96, contexts=(64,)).points()
     assert profile.samples
     assert profile.complete == (not large_pair["skipped"])
     assert len(profile.samples) + len(large_pair["skipped"]) >= len(points)

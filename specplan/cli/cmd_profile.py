@@ -35,8 +35,11 @@ def profile(
         int | None, typer.Option(help="The most tokens in a step. Default: 1024 on a CPU, 8192 on CUDA.")
     ] = None,
     context_len: Annotated[
-        int | None,
-        typer.Option(help="KV tokens of each request. Default: an eighth of the models' positions, at most 2048."),
+        list[int] | None,
+        typer.Option(
+            help="KV tokens of each request; repeatable. Default: an eighth of the models' positions, at most 2048, "
+            "and a quarter of that."
+        ),
     ] = None,
     layout: Annotated[
         list[LayoutName] | None,
@@ -80,13 +83,15 @@ def profile(
     if max_num_batched_tokens is None:
         max_num_batched_tokens = pair.default_batched_tokens
     positions = min(model.decoder.config.max_position_embeddings for model in (pair.target, pair.draft))
-    plan = ProfilePlan.default(
+    longest = min(2048, positions // 8)
+    plan = ProfilePlan(
         max_num_seqs=max_num_seqs,
         num_speculative_tokens=num_speculative_tokens,
         max_num_batched_tokens=max_num_batched_tokens,
-        context_len=min(2048, positions // 8) if context_len is None else context_len,
-        ceiling=pair.capture_ceiling,
+        contexts=tuple(sorted(set(context_len or (max(2, longest // 4), max(2, longest))))),
+        capture_ceiling=pair.capture_ceiling,
         layouts=tuple(name.value for name in layout or [LayoutName.MULTI_QUERY]),
+        checks_ragged=True,
     )
     rule = StoppingRule(time_budget_s=time_budget)
     if dry_run:
@@ -149,10 +154,9 @@ def dry_run_lines(plan: ProfilePlan, rule: StoppingRule) -> Iterator[str]:
         shape = point.shape
         prompts = f", {shape.num_prompt_tokens} of them of {shape.num_prefilling} prompts" if shape.is_mixed else ""
         drafts = "" if point.k is None else f", k = {point.k}"
-        yield (
-            f"{point.model} {point.mode}, {shape.layout}: {shape.num_reqs} requests, {shape.num_tokens} tokens{prompts}"
-            f"{drafts}, context {shape.context_len}"
-        )
+        where = f"{point.model} {point.mode}, {shape.layout}, {shape.lengths}"
+        size = f"{shape.num_reqs} requests, {shape.num_tokens} tokens{prompts}{drafts}"
+        yield f"{where}: {size}, context {shape.context_len}"
     least_s, most_s = duration_s(len(points), rule)
     yield (
         f"{len(points)} points: {least_s:.0f} to {most_s:.0f} s of steps, and making them ready"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specplan.files.profile import Profile, Sample
+from specplan.files.profile import Machinery, Profile, Sample
 from specplan.files.tables import Finding
+from specplan.shapes import reachable_sizes
 
 __all__ = [
     "Evidence",
@@ -181,9 +182,11 @@ def _incomplete(profile: Profile) -> Iterator[Finding]:
     captured = {
         sample.executed_num_tokens for sample in _passes(profile) if sample.model == "verify" and sample.mode == "graph"
     }
-    missing = [size for size in profile.capture_sizes if size not in captured]
+    most_tokens = profile.max_num_seqs * (1 + profile.num_speculative_tokens)
+    reached = reachable_sizes(profile.capture_sizes, most_tokens)
+    missing = [size for size in reached if size not in captured]
     if not profile.complete or missing:
-        what = f"{len(missing)} of {len(profile.capture_sizes)} capture sizes were not measured" if missing else ""
+        what = f"{len(missing)} of {len(reached)} capture sizes were not measured" if missing else ""
         stopped = "" if profile.complete else "the sweep was stopped before its end"
         yield Finding(
             code="incomplete-profile",
@@ -291,10 +294,11 @@ def _spread(profile: Profile) -> Iterator[Finding]:
 def _passes(profile: Profile) -> list[Sample]:
     """Samples of one pass run over and over, of those that price it.
 
-    The host's are of steps as they came, and count once pooled. A head prices nothing, nor does batch expansion, and
-    where that is compared its intervals say how sure it is.
+    The host's are of steps as they came, and count once pooled. A step's machinery takes microseconds, and its spread
+    is little of a step's. A head prices nothing, nor does batch expansion, and where that is compared its intervals say
+    how sure it is.
     """
-    apart = ("host", "head")
+    apart = ("host", "head", *get_args(Machinery))
     return [sample for sample in profile.samples if sample.model not in apart and sample.layout == "multi-query"]
 
 

@@ -10,13 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specplan import __version__
+from specplan.costs.additive import fit_additive
 from specplan.costs.build import check_at_least, check_monotone, free_draft
 from specplan.costs.conditions import judge_conditions
 from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summarise
+from specplan.costs.feeds import compare_feeds, judge_feeds
 from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, judge_profile, unmeasured
 from specplan.costs.layouts import compare_layouts
+from specplan.costs.machinery import price_machinery
 from specplan.costs.mixed import price_mixed
 from specplan.costs.pricing import Rows, plan_row, price_rows
+from specplan.costs.ragged import judge_ragged, ragged_error
 from specplan.costs.samples import (
     Points,
     draft_points,
@@ -50,12 +54,13 @@ def tables_from_profile(
     Each size (tokens of a verify pass, requests of a draft) is first filled over the other axis (requests, k) from the
     points measured at that size; then each row is priced along its sizes by the one rule of pricing.py. The host's work
     and the drafter's prefill are a row each, mixed steps a grid (mixed.py). By default the tables go as far as the
-    profile says the engine does.
+    profile says the engine does; `max_num_tokens` is of a step, prompts included.
 
     `lengths`: of the steps that are priced, where the profile timed several; see `shapes.Lengths`.
     """
     check_monotone(monotone)
     digest = profile.digest()
+    ragged = verify_points(of_lengths(profile, "ragged")) if lengths == "even" else None
     profile = of_lengths(profile, lengths)
     verify = verify_points(profile)
     captured = np.unique(verify.size[verify.size <= profile.capture_limit]).tolist()
@@ -70,9 +75,13 @@ def tables_from_profile(
             f"tables for {max_num_reqs} requests: the profile measured verify passes of at most {largest}",
             f"ask for at most {largest}, or measure more: specplan profile --max-num-seqs {max_num_reqs}",
         )
-    max_num_tokens = check_at_least(
+    step_tokens = check_at_least(
         1, "max_num_tokens", profile.max_num_batched_tokens if max_num_tokens is None else max_num_tokens
     )
+    mixed = price_mixed(profile, monotone)
+    # Where steps with prompts have a price of their own, no verify pass has more tokens than its requests bring.
+    reach = max_num_reqs * (1 + profile.num_speculative_tokens)
+    max_num_tokens = step_tokens if mixed.costs is None else min(step_tokens, reach)
 
     rows = np.union1d(verify.row[verify.row < max_num_reqs], [max_num_reqs])
     verify_ms, verify_ci_ms = verify.median_ms, verify.half_width_ms
@@ -82,8 +91,10 @@ def tables_from_profile(
     smooth_errors = [leave_one_out(curve.sizes, curve.ms, capture_limit=capture_limit) for curve in verify_curves]
     draft = _draft_table(profile, max_num_reqs, monotone)
     overhead = _row(host_points(profile), "host", max_num_reqs, monotone)
-    mixed = price_mixed(profile, monotone)
-    draft_prefill = _row(draft_prefill_points(profile), "draft-prefill", max_num_tokens, monotone)
+    draft_prefill = _row(draft_prefill_points(profile), "draft-prefill", step_tokens, monotone)
+    pages = np.unique(verify.page)
+    of_ragged = None if ragged is None else ragged_error(ragged, pages=pages, rows=rows, table_ms=verify_rows.ms)
+    feeds = compare_feeds(profile)
     return _tables(
         specplan_version=__version__,
         source=profile.source,
@@ -103,17 +114,20 @@ def tables_from_profile(
             overhead=overhead.error,
             mixed=mixed.error,
             draft_prefill=draft_prefill.error,
+            ragged=of_ragged,
         ),
         findings=[
             *judge_profile(profile),
             *judge_conditions(profile),
             *judge_costs(Evidence(name="verify", unit="tokens", curves=verify_curves, cells_ms=verify_rows.ms)),
+            *judge_ragged(of_ragged),
             *draft.findings,
+            *judge_feeds(feeds),
             *overhead.findings,
             *mixed.findings,
             *(draft_prefill.findings if profile.draft is not None else ()),
         ],
-        contexts=np.unique(verify.page).tolist(),
+        contexts=pages.tolist(),
         num_reqs=rows.tolist(),
         verify_table_ms=verify_rows.ms,
         verify_source=verify_rows.source,
@@ -129,7 +143,10 @@ def tables_from_profile(
         draft_prefill_source=draft_prefill.source,
         draft_prefill_ci_ms=draft_prefill.ci_ms,
         mixed=mixed.costs,
+        machinery=price_machinery(profile, max_num_reqs),
+        additive=fit_additive(verify),
         layout_costs=compare_layouts(profile),
+        feed_costs=feeds,
     )
 
 

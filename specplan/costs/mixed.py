@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -18,7 +18,7 @@ from specplan.files.tables import Finding, Monotone, RegionError
 
 __all__ = ["MixedPricing", "price_mixed"]
 
-Cell = tuple[int, int, int, int]  # context, verifying requests, drafts of each, prompt tokens
+Composition = tuple[int, int, int]  # context, verifying requests, drafts of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,43 +29,40 @@ class MixedPricing:
 
 
 def price_mixed(profile: Profile, monotone: Monotone) -> MixedPricing:
-    """The largest grid that is whole: of every size of prompts at which each composition was measured.
+    """A grid over what was measured. A composition (context, verifying requests, drafts) has sizes of prompts of its
+    own, for the most that a step holds beside it differs; the grid has all of them.
 
     Unless `monotone` is "none", a step with more prompt tokens, drafts or verifying requests costs no less: beside many
     prompt tokens what a draft costs is less than the noise.
     """
-    cells = _cells(profile)
-    if not cells:
+    rows = _rows(profile)
+    if not rows:
         return MixedPricing(costs=None, error=None, findings=[_unmeasured()])
-    verifying = {cell for cell in cells if cell[1]}
-    contexts = sorted({context for context, _, _, _ in verifying}) or [0]
-    counts = sorted({num_verifying for _, num_verifying, _, _ in cells})
-    drafts = sorted({drafts for _, _, drafts, _ in verifying}) or [0]
-    sizes = sorted({size for _, _, _, size in cells})
-    needed = len(contexts) * len(drafts) * sum(count > 0 for count in counts) + (0 in counts)  # of each size
-    compositions = list(product(contexts, counts, drafts)) if needed <= len(cells) else []
-    whole = [size for size in sizes if compositions and all(_cell(*each, size) in cells for each in compositions)]
-    findings = list(_left_out([size for size in sizes if size not in whole], sizes, profile))
-    if len(whole) < 2 or not verifying:
-        return MixedPricing(costs=None, error=None, findings=[*findings, _too_few(whole)])
-    series = [cells[_cell(*each, size)] for each in compositions for size in whole]
-    shape = (len(contexts), len(counts), len(drafts), len(whole))
-    ms = np.array([np.median(repetitions) for repetitions in series]).reshape(shape)
-    ci_ms = median_half_widths([np.array(repetitions) for repetitions in series]).reshape(shape)
-    # What stands in several places, for without verifying requests there is neither context nor draft, counts once.
-    rows = {_cell(*each, 0): row for each, row in zip(compositions, ms.reshape(-1, len(whole)), strict=True)}
-    errors = [leave_one_out(np.array(whole), row, capture_limit=0) for row in rows.values()]
+    verifying = {row for row in rows if row[1]}
+    contexts = sorted({context for context, _, _ in verifying}) or [0]
+    counts = sorted({num_verifying for _, num_verifying, _ in rows})
+    drafts = sorted({drafts for _, _, drafts in verifying}) or [0]
+    needed = len(contexts) * len(drafts) * sum(count > 0 for count in counts) + (0 in counts)
+    short = [row for row, row_of in rows.items() if len(row_of.sizes) < 2]
+    if not verifying or needed > len(rows) or short:
+        return MixedPricing(costs=None, error=None, findings=[_too_few(needed, len(rows) - len(short), profile)])
+    sizes = _sizes(list(rows.values()))
+    compositions = [_composition(*each) for each in product(contexts, counts, drafts)]
+    shape = (len(contexts), len(counts), len(drafts), len(sizes))
+    ms = np.array([rows[each].at(sizes, rows[each].ms) for each in compositions]).reshape(shape)
+    ci_ms = np.array([rows[each].at(sizes, rows[each].ci_ms) for each in compositions]).reshape(shape)
+    errors = [leave_one_out(row.sizes, row.ms, capture_limit=0) for row in rows.values()]
     return MixedPricing(
         costs=MixedCosts(
             contexts=contexts,
             num_verifying=counts,
             drafts=drafts,
-            prompt_tokens=whole,
+            prompt_tokens=sizes.tolist(),
             ms=ms if monotone == "none" else rising(ms),
             ci_ms=ci_ms,
         ),
         error=summarise(np.concatenate(errors), LEAVE_ONE_OUT),
-        findings=findings,
+        findings=list(_failed(profile)),
     )
 
 
@@ -76,21 +73,59 @@ def rising(ms: NDArray[np.float64]) -> NDArray[np.float64]:  # [C, V, D, P], as 
     return ms
 
 
-def _cells(profile: Profile) -> dict[Cell, list[float]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One composition by prompt tokens."""
+
+    sizes: NDArray[np.int64]  # [P], ascending
+    ms: NDArray[np.float64]  # [P]
+    ci_ms: NDArray[np.float64]  # [P]
+
+    def at(
+        self,
+        sizes: NDArray[np.int64],  # [S]
+        values: NDArray[np.float64],  # [P], this row's ms or ci_ms
+    ) -> NDArray[np.float64]:  # [S]
+        """Linear between the row's own sizes, the last slope past them where it rises, the first value before them."""
+        slope = max(values[-1] - values[-2], 0.0) / (self.sizes[-1] - self.sizes[-2])
+        beyond = np.maximum(sizes - self.sizes[-1], 0)
+        filled: NDArray[np.float64] = np.interp(sizes, self.sizes, values) + slope * beyond
+        return filled
+
+
+def _sizes(rows: Sequence[_Row]) -> NDArray[np.int64]:
+    """All that were measured, but those at which every row that has them ends: it goes on along the line that led
+    there."""
+    sizes, counts = np.unique(np.concatenate([row.sizes for row in rows]), return_counts=True)
+    num_ending = np.array([sum(row.sizes[-1] == size for row in rows) for size in sizes])
+    kept: NDArray[np.int64] = sizes[(num_ending < counts) | (sizes == sizes[-1])]
+    return kept
+
+
+def _rows(profile: Profile) -> dict[Composition, _Row]:
     """Every repetition of each composition; steps of one differ in the number of prompts at most."""
-    cells: dict[Cell, list[float]] = {}
+    cells: dict[Composition, dict[int, list[float]]] = {}
     for index, sample in enumerate(profile.samples):
         if sample.model == "verify" and sample.is_mixed and sample.layout == "multi-query":
             require_positive(index, sample)
             drafts = sample.num_drafts // sample.num_verifying if sample.num_verifying else 0
-            cell = _cell(sample.context_len, sample.num_verifying, drafts, sample.num_prompt_tokens)
-            cells.setdefault(cell, []).extend(sample.repetitions_ms)
-    return cells
+            row = cells.setdefault(_composition(sample.context_len, sample.num_verifying, drafts), {})
+            row.setdefault(sample.num_prompt_tokens, []).extend(sample.repetitions_ms)
+    rows = {}
+    for composition, row in cells.items():
+        sizes = sorted(row)
+        repetitions = [np.array(row[size]) for size in sizes]
+        rows[composition] = _Row(
+            sizes=np.array(sizes),
+            ms=np.array([np.median(each) for each in repetitions]),
+            ci_ms=median_half_widths(repetitions),
+        )
+    return rows
 
 
-def _cell(context: int, num_verifying: int, drafts: int, num_prompt_tokens: int) -> Cell:
+def _composition(context: int, num_verifying: int, drafts: int) -> Composition:
     """Without verifying requests there is no context, and nothing is drafted."""
-    return (context, num_verifying, drafts, num_prompt_tokens) if num_verifying else (0, 0, 0, num_prompt_tokens)
+    return (context, num_verifying, drafts) if num_verifying else (0, 0, 0)
 
 
 def _unmeasured() -> Finding:
@@ -103,29 +138,30 @@ def _unmeasured() -> Finding:
     )
 
 
-def _too_few(sizes: list[int]) -> Finding:
+def _too_few(needed: int, known: int, profile: Profile) -> Finding:
+    """Of compositions, those at two sizes of prompts or more."""
+    failed = [failure for failure in profile.failures if failure.num_prompt_tokens]
+    why = f"; the first that failed, {failed[0].num_tokens} tokens: {failed[0].message}" if failed else ""
     return Finding(
         code="mixed-too-few",
         severity="warning",
         place="mixed",
-        message=f"steps that run prompts were measured beside every number of verifying requests at {len(sizes)} sizes "
-        "of prompts, expected 2 or more: they cost what verify passes of their size do",
-        hint="measure them: specplan profile",
-    )
-
-
-def _left_out(sizes: list[int], of: list[int], profile: Profile) -> Iterator[Finding]:
-    if not sizes:
-        return
-    failed = [failure for failure in profile.failures if failure.num_prompt_tokens in sizes]
-    why = f"; the first that failed, {failed[0].num_tokens} tokens: {failed[0].message}" if failed else ""
-    yield Finding(
-        code="mixed-incomplete",
-        severity="warning",
-        place="mixed",
-        message=f"of {len(of)} sizes of prompts, {len(sizes)} (the first {sizes[0]}) were not measured at every "
-        f"context, number of verifying requests and drafts that others were, and are not used{why}",
+        message=f"of {needed} contexts, numbers of verifying requests and drafts, {known} were measured at two sizes "
+        f"of prompts or more: steps that run prompts cost what verify passes of their size do{why}",
         hint="profile smaller steps (--max-num-batched-tokens)"
         if failed
         else "give it more time: specplan profile --resume",
     )
+
+
+def _failed(profile: Profile) -> Iterator[Finding]:
+    failed = [failure for failure in profile.failures if failure.num_prompt_tokens]
+    if failed:
+        yield Finding(
+            code="mixed-incomplete",
+            severity="warning",
+            place="mixed",
+            message=f"{len(failed)} steps that run prompts could not run, and are priced by the last slope below them; "
+            f"the first, {failed[0].num_tokens} tokens: {failed[0].message}",
+            hint="profile smaller steps (--max-num-batched-tokens)",
+        )

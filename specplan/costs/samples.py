@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specplan.costs.uncertainty import median_half_widths
 from specplan.errors import ConfigError
-from specplan.files.profile import Failure, Profile, Sample
+from specplan.files.profile import Failure, Machinery, Profile, Sample
 from specplan.files.tables import Source
 from specplan.shapes import Layout, Lengths
 
@@ -24,6 +24,7 @@ __all__ = [
     "fill_sheet",
     "hold_impossible",
     "host_points",
+    "machinery_points",
     "of_lengths",
     "require_positive",
     "verify_points",
@@ -69,10 +70,10 @@ def of_lengths(profile: Profile, lengths: Lengths) -> Profile:
     contexts = "even" if lengths == "even" else "spread"
 
     def is_priced(timed: Sample | Failure) -> bool:
-        if timed.model in ("head", "draft-prefill", "host"):
-            return timed.lengths == "even"
         if timed.model == "draft":
             return timed.lengths == contexts
+        if timed.model != "verify":
+            return timed.lengths == "even"
         return timed.lengths == lengths or (timed.num_prompt_tokens > 0 and timed.lengths == contexts)
 
     return msgspec.structs.replace(
@@ -100,8 +101,14 @@ def draft_points(profile: Profile) -> Points:
     """Graph samples where there are any: launching kernels one by one inflates the drafter's interval."""
     drafts = [(index, sample) for index, sample in enumerate(profile.samples) if sample.model == "draft"]
     graph = [(index, sample) for index, sample in drafts if sample.mode == "graph"]
+    fed: dict[tuple[int, int], int] = {}  # the fewest tokens by k and requests: those that a first pass need not take
+    for _, sample in graph or drafts:
+        shape = (sample.k or 0, sample.num_reqs)
+        fed[shape] = min(fed.get(shape, sample.num_tokens), sample.num_tokens)
     chosen = [
-        (0, sample.k, sample.executed_num_reqs, index) for index, sample in graph or drafts if sample.k is not None
+        (0, sample.k, sample.executed_num_reqs, index)
+        for index, sample in graph or drafts
+        if sample.k is not None and sample.num_tokens == fed[sample.k, sample.num_reqs]
     ]
     return _pool(profile.samples, chosen)
 
@@ -110,6 +117,12 @@ def host_points(profile: Profile) -> Points:
     """By requests alone: steps of all k, tokens and contexts count as one."""
     chosen = [(0, 0, sample.num_reqs, index) for index, sample in enumerate(profile.samples) if sample.model == "host"]
     return _pool(profile.samples, chosen, is_mixed=True)
+
+
+def machinery_points(profile: Profile, term: Machinery) -> Points:
+    """By requests."""
+    chosen = [(0, 0, sample.num_reqs, index) for index, sample in enumerate(profile.samples) if sample.model == term]
+    return _pool(profile.samples, chosen)
 
 
 def draft_prefill_points(profile: Profile) -> Points:

@@ -253,7 +253,7 @@ class AdaptiveVerifier:
     def profiled_shapes(self, capture_sizes: Sequence[int], *, context_len: int = 2048) -> list[StepShape]:
         """The verify steps that a profile must hold for no step of this verifier to rest on extrapolation.
 
-        `specplan profile` measures the same, and drafts at every number of requests in them.
+        `specplan profile` measures the same, drafts at every number of requests in them, and steps that hold prompts.
         """
         return profiled_shapes(
             max_num_seqs=self.max_num_seqs,
@@ -286,7 +286,10 @@ class AdaptiveVerifier:
 
     def _step_prices(self, tables: CostTables) -> StepPrices:
         verify = VerifyPrices.from_tables(
-            tables, max_num_reqs=self.max_num_seqs, max_num_tokens=self.max_num_batched_tokens
+            tables,
+            max_num_reqs=self.max_num_seqs,
+            max_num_tokens=self.max_num_batched_tokens,
+            num_speculative_tokens=self.num_speculative_tokens,
         )
         return StepPrices.from_tables(
             verify, tables, policy=Policy(kind="adaptive"), num_speculative_tokens=self.num_speculative_tokens

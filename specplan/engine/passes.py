@@ -89,7 +89,7 @@ class VerifyPass:
 class DraftPasses:
     """The drafter's work of one step: `k` greedy drafts for each request, one pass each.
 
-    The first pass takes the last `FEED_LEN` committed tokens of every request. With k = 0 it is all there is: the
+    The first pass takes the last `feed_len` committed tokens of every request. With k = 0 it is all there is: the
     upkeep of the drafter's cache, without its head.
     """
 
@@ -101,10 +101,11 @@ class DraftPasses:
         committed_lens: Sequence[int],  # [num_reqs], tokens of each request that stand, prompt included
         k: int,
         rows: Sequence[int] | None = None,  # [num_reqs], of the cache, ascending; 0, 1, 2, ... where not given
+        feed_len: int = FEED_LEN,
     ) -> None:
         self.decoder = decoder
         self.k = k
-        self.feed_lens = [min(FEED_LEN, length) for length in committed_lens]
+        self.feed_lens = [min(feed_len, length) for length in committed_lens]
         contexts = [length - feed for length, feed in zip(committed_lens, self.feed_lens, strict=True)]
         first = RaggedBatch(self.feed_lens, contexts, cache=cache, rows=rows)
         ones = [1] * len(self.feed_lens)

@@ -11,7 +11,17 @@ from msgspec import Meta, Struct
 from specplan.files._json import encode, read_json, write_json
 from specplan.shapes import Layout, Lengths
 
-__all__ = ["PROFILE_SCHEMA", "Environment", "Failure", "ModelInfo", "Profile", "Reading", "Sample", "Sentinel"]
+__all__ = [
+    "PROFILE_SCHEMA",
+    "Environment",
+    "Failure",
+    "Machinery",
+    "ModelInfo",
+    "Profile",
+    "Reading",
+    "Sample",
+    "Sentinel",
+]
 
 # History of the schema:
 #   1  first version
@@ -22,7 +32,8 @@ Count = Annotated[int, Meta(ge=1, le=2**20)]
 CountOrZero = Annotated[int, Meta(ge=0, le=2**31)]
 Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
 # What was timed: a pass of a model, or what the host does around the passes of a step.
-Timed = Literal["draft", "verify", "head", "draft-prefill", "host"]
+Machinery = Literal["metadata", "budget", "admission"]
+Timed = Literal["draft", "verify", "head", "draft-prefill", "host"] | Machinery
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +50,9 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     * "host": what an engine step of `num_reqs` requests and `num_tokens` tokens spends outside its passes (scheduling,
       budget, admission, laying out the batch, committing), one repetition a step. `k` is the drafts per request that
       the step proposes, 0 without a drafter.
+    * "metadata", "budget", "admission": what of that can be timed alone, on a step of `num_reqs` requests with K drafts
+      each: laying out a verify pass (positions, lengths, cache rows) and its upload, choosing a budget, and admitting
+      drafts to it; `k` is null.
 
     Of these, verify passes and drafts alone are captured; the others' mode is eager, and nothing is padded. `layout` is
     how a pass attends: with a row for each request (multi-query), or in a verify pass with one for each query

@@ -24,15 +24,20 @@ from specplan.files._arrays import (
     encode_array,
 )
 from specplan.files._json import encode, read_json, write_json
+from specplan.files.machinery import MachineryCosts
 from specplan.files.mixed_costs import MixedCosts
-from specplan.files.profile import Environment, Milliseconds, ModelInfo
+from specplan.files.profile import Environment, ModelInfo
+from specplan.files.trust import AdditiveFit, FeedCosts, HeldOutError, LayoutCosts, RegionError
 
 __all__ = [
     "TABLES_SCHEMA",
+    "AdditiveFit",
     "CostTables",
+    "FeedCosts",
     "Finding",
     "HeldOutError",
     "LayoutCosts",
+    "MachineryCosts",
     "Monotone",
     "RegionError",
     "Source",
@@ -55,56 +60,6 @@ class Finding(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hint: str
 
 
-class RegionError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How well held-out points are predicted. `mape`, `p95` and `bias` are fractions of the held-out cost.
-
-    With e = predicted / held out - 1: mape = mean |e|, p95 = the 95th percentile of |e|, bias = mean e.
-    """
-
-    method: str
-    mape: float
-    p95: float
-    bias: float
-    points: Annotated[int, Meta(ge=1)]
-
-
-class HeldOutError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Per region; null where there is too little data to hold anything out."""
-
-    captured: RegionError | None
-    smooth: RegionError | None
-    draft: RegionError | None
-    overhead: RegionError | None
-    draft_prefill: RegionError | None
-    mixed: RegionError | None = None
-
-
-class LayoutCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a verify pass costs in either layout: `num_reqs` requests with `k` drafts each, run at `num_tokens`.
-
-    Medians, and half-widths of their 95% intervals. The two are too close to call where their intervals overlap.
-    """
-
-    context_len: Annotated[int, Meta(ge=0)]
-    num_reqs: Annotated[int, Meta(ge=1)]
-    k: Annotated[int, Meta(ge=0)]
-    num_tokens: Annotated[int, Meta(ge=1)]
-    multi_query_ms: Milliseconds
-    multi_query_ci_ms: Annotated[float, Meta(ge=0)]
-    batch_expansion_ms: Milliseconds
-    batch_expansion_ci_ms: Annotated[float, Meta(ge=0)]
-
-    @property
-    def ratio(self) -> float:
-        """How many times as long as multi-query batch expansion takes."""
-        return self.batch_expansion_ms / self.multi_query_ms
-
-    @property
-    def is_too_close_to_call(self) -> bool:
-        difference_ms = abs(self.batch_expansion_ms - self.multi_query_ms)
-        return difference_ms <= self.multi_query_ci_ms + self.batch_expansion_ci_ms
-
-
 class CostTables(
     Struct,
     frozen=True,
@@ -115,9 +70,10 @@ class CostTables(
 ):
     """Costs of a verify pass by (context, num_reqs, num_tokens) and of drafting by (k, num_reqs), in milliseconds.
 
-    `mixed` prices the verify pass of a step that holds prompt tokens.
-    `overhead_ms` is the host's work in a step, by num_reqs; `draft_prefill_ms` the drafter's pass over a step's prompt
-    tokens, by their number. Their `_source` is None where they were not measured: the cost is as given, or 0.
+    `mixed` prices the verify pass of a step that holds prompt tokens. `overhead_ms` is the host's work in a step, by
+    num_reqs, and `machinery` the parts of it that can be timed alone, for where it was not measured as a whole;
+    `draft_prefill_ms` the drafter's pass over a step's prompt tokens, by their number, of as many as a step may hold.
+    Their `_source` is None where they were not measured: the cost is as given, or 0.
 
     `num_reqs` and `contexts` are the measured requests and contexts of the verify axes; tables made from a plain curve
     have one of each, and hold for any. `draft_ks` is None where one draft row holds for every k. A `_ci_ms` is the
@@ -157,7 +113,10 @@ class CostTables(
     draft_prefill_source: NDArray[np.uint8] | None  # [max_num_tokens + 1] of Source
     draft_prefill_ci_ms: NDArray[np.float64] | None  # [max_num_tokens + 1]
     mixed: MixedCosts | None = None  # None: not measured, and a mixed step costs what a verify pass of its size does
+    machinery: MachineryCosts | None = None  # None: not timed apart
+    additive: AdditiveFit | None = None  # None: too little was measured to tell
     layout_costs: list[LayoutCosts] = []
+    feed_costs: list[FeedCosts] = []
 
     def __post_init__(self) -> None:
         check_axis(".contexts", self.contexts, least=0)
@@ -178,14 +137,31 @@ class CostTables(
         check_length(".overhead_ms", self.overhead_ms, self.max_num_reqs, "requests")
         check_table("overhead", (), self.overhead_ms, self.overhead_source, self.overhead_ci_ms, positive=False)
         prefill_ms, source, ci_ms = self.draft_prefill_ms, self.draft_prefill_source, self.draft_prefill_ci_ms
-        check_length(".draft_prefill_ms", prefill_ms, self.max_num_tokens, "tokens")
+        if prefill_ms.ndim != 1 or len(prefill_ms) < self.max_num_tokens + 1:
+            raise ValueError(
+                f".draft_prefill_ms: expected {self.max_num_tokens + 1} cells or more, for 0 to {self.max_num_tokens} "
+                f"tokens, got shape {list(prefill_ms.shape)}"
+            )
         check_table("draft_prefill", (), prefill_ms, source, ci_ms, positive=False)
+        if self.machinery is not None and self.machinery.ms.shape[-1] != self.max_num_reqs + 1:
+            raise ValueError(
+                f".machinery.ms: expected {self.max_num_reqs + 1} cells a row, for 0 to {self.max_num_reqs} requests, "
+                f"got {self.machinery.ms.shape[-1]}"
+            )
         if prefill_ms[0] != 0:
             raise ValueError(f".draft_prefill_ms[0]: expected 0 for no tokens, got {prefill_ms[0]}")
 
     @property
     def max_num_tokens(self) -> int:
+        """Of a verify pass without prompts."""
         return int(self.verify_table_ms.shape[-1]) - 1
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Of any step. Where steps with prompts were not timed as such, they cost what a verify pass of their size
+        does.
+        """
+        return self.max_num_tokens if self.mixed is None else len(self.draft_prefill_ms) - 1
 
     @property
     def max_num_reqs(self) -> int:
@@ -204,15 +180,34 @@ class CostTables(
         return row
 
     def verify_row(self, num_reqs: int, context_len: float) -> NDArray[np.float64]:  # [max_num_tokens + 1]
-        """Cost of a verify pass by num_tokens, linear between measured requests and contexts, held outside them.
+        """Cost of a verify pass by num_tokens, linear between measured requests and contexts, held outside them; past
+        the longest context, where an additive fit holds, by its slope.
 
         Holding over requests is normal: a step with a prefill has few requests and many tokens.
         """
+        beyond_ms = self.context_ms * (num_reqs * max(context_len - self.contexts[-1], 0.0))
+        row = self._blend(self.verify_table_ms, num_reqs, context_len)
+        row += beyond_ms
+        return row
+
+    def verify_ci_row(self, num_reqs: int, context_len: float) -> NDArray[np.float64]:  # [max_num_tokens + 1]
+        """Half-width of the 95% interval of each cost of `verify_row`, at most: as if all points it rests on erred
+        together. 0 where nobody knows."""
+        if self.verify_ci_ms is None:
+            return np.zeros(self.max_num_tokens + 1)
+        return self._blend(self.verify_ci_ms, num_reqs, context_len)
+
+    def _blend(self, table: NDArray[np.float64], num_reqs: int, context_len: float) -> NDArray[np.float64]:
         row = np.zeros(self.max_num_tokens + 1)
         for context, request, weight in self._verify_cells(num_reqs, context_len):
             # Weights, not a + w (b - a): rounding is monotone, so a blend of non-decreasing rows never falls.
-            row += weight * self.verify_table_ms[context, request]
+            row += weight * table[context, request]
         return row
+
+    @property
+    def context_ms(self) -> float:
+        """What each token of context past the longest measured adds to a verify pass."""
+        return self.additive.context_ms if self.additive is not None and self.additive.holds else 0.0
 
     def verify_sources(self, num_reqs: int, context_len: float) -> NDArray[np.str_]:  # [max_num_tokens + 1]
         """Letters as in `legend`: the worst source of the contexts a cost rests on, interpolated or worse between rows.
@@ -231,10 +226,20 @@ class CostTables(
 
     def draft_row(self, k: int) -> NDArray[np.float64]:  # [max_num_reqs + 1]
         """Cost of drafting `k` tokens per request by num_reqs, linear between measured k."""
+        return self._draft_blend(self.draft_table_ms, k)
+
+    def draft_ci_row(self, k: int) -> NDArray[np.float64]:  # [max_num_reqs + 1]
+        """Half-width of the 95% interval of each cost of `draft_row`, at most; 0 where nobody knows."""
+        if self.draft_ci_ms is None:
+            return np.zeros(self.max_num_reqs + 1)
+        return self._draft_blend(self.draft_ci_ms, k)
+
+    def _draft_blend(self, table: NDArray[np.float64], k: int) -> NDArray[np.float64]:
         if k < 0:
             raise CoverageError(f"a draft of {k} tokens per request: expected 0 or more", "give a k of 0 or more")
         if self.draft_ks is None:
-            return self.draft_ms.copy()
+            only: NDArray[np.float64] = table[-1].copy()
+            return only
         if not self.draft_ks[0] <= k <= self.draft_ks[-1]:
             raise CoverageError(
                 f"no draft cost for k = {k}: k from {self.draft_ks[0]} to {self.draft_ks[-1]} was measured",
@@ -242,7 +247,7 @@ class CostTables(
             )
         row = np.zeros(self.max_num_reqs + 1)
         for index, weight in _brackets(self.draft_ks, k):
-            row += weight * self.draft_table_ms[index]
+            row += weight * table[index]
         return row
 
     def _verify_cells(self, num_reqs: int, context_len: float) -> Iterator[tuple[int, int, float]]:

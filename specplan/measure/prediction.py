@@ -80,7 +80,12 @@ def replay_case(trace: Trace, case: ServingCase, planner: CostTables) -> list[St
 
 
 def step_prices(case: ServingCase, tables: CostTables) -> StepPrices:
-    verify = VerifyPrices.from_tables(tables, max_num_reqs=case.concurrency, max_num_tokens=case.max_num_batched_tokens)
+    verify = VerifyPrices.from_tables(
+        tables,
+        max_num_reqs=case.concurrency,
+        max_num_tokens=case.max_num_batched_tokens,
+        num_speculative_tokens=case.num_speculative_tokens,
+    )
     return StepPrices.from_tables(
         verify, tables, policy=case.policy, num_speculative_tokens=case.num_speculative_tokens
     )

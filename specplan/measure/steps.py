@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from specplan.device.graphs import Grapher
-from specplan.engine.passes import FEED_LEN, DraftPasses, PromptPass, VerifyPass
+from specplan.engine.passes import DraftPasses, PromptPass, VerifyPass
 from specplan.errors import ConfigError, MeasurementError
 from specplan.measure.grid import MeasuredPoint, ProfilePlan
+from specplan.measure.machinery import MachineryFactory
 from specplan.models import Decoder, KVCache
 from specplan.shapes import StepShape, even_query_lens, padded_size, ragged_query_lens
 
@@ -62,6 +63,7 @@ class StepFactory:
         self.target_cache, self.draft_cache = (self.filled_cache(decoder) for decoder in (target, draft))
         self.grapher = Grapher(self.device) if self.device.type == "cuda" else None
         self.preceding: dict[MeasuredPoint, ReadyStep] = {}  # on a CPU, what others follow
+        self.machinery = MachineryFactory(plan, target, self.target_cache, seed=seed)
 
     def make(self, point: MeasuredPoint) -> ReadyStep:
         """A step that has run before and, in graph mode on CUDA, has been captured and replayed.
@@ -101,9 +103,15 @@ class StepFactory:
             return self.verify_step(point)
         if point.model == "head":
             return self.head_step(point)
-        if point.k is None:
+        if point.model == "draft-prefill":
             return self.draft_prefill_step(point)
-        return self.draft_step(point, point.k)
+        if point.k is not None:
+            return self.draft_step(point, point.k)
+        return ReadyStep(
+            run=self.machinery.run_of(point),
+            executed_num_reqs=point.shape.num_reqs,
+            executed_num_tokens=point.shape.num_tokens,
+        )
 
     def what_precedes(self, point: MeasuredPoint) -> Callable[[], object]:
         """What a CPU has run just before: the pass that a step follows, and the host's work of laying the batch out.
@@ -112,7 +120,7 @@ class StepFactory:
         no drafter. Both leave less of a small model in the caches than a loop of its own would find: a tenth of a
         step's time and more. A GPU's cache holds nothing of a model that would be worth it.
         """
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" or point.is_machinery:
             return lambda: None
         before = self.followed(point)
         run = None if before is None else self.laid_out_once(before).run
@@ -127,16 +135,17 @@ class StepFactory:
     def followed(self, point: MeasuredPoint) -> MeasuredPoint | None:
         shape = point.shape
         if point.model == "draft-prefill":
-            return self.plan.mixed_point(0, 0, shape.num_tokens)
+            return self.plan.mixed_point(0, 0, shape.num_tokens, 0)
         if point.model == "head":
             return None  # laying it out has run the pass that it ends
         if point.k is not None:
-            return self.plan.verify_point("eager", shape.num_reqs, shape.num_reqs * (1 + point.k))
+            num_tokens = shape.num_reqs * (1 + point.k)
+            return self.plan.verify_point("eager", shape.num_reqs, num_tokens, shape.context_len)
         if shape.num_drafts == 0:
             return None
         most = self.plan.num_speculative_tokens
         drafts = most if shape.lengths == "ragged" else min(most, -(-shape.num_drafts // shape.num_verifying))
-        return self.plan.draft_point("eager", shape.num_verifying, drafts)
+        return self.plan.draft_point("eager", shape.num_verifying, drafts, context_len=shape.context_len)
 
     def laid_out_once(self, point: MeasuredPoint) -> ReadyStep:
         if point not in self.preceding:
@@ -208,8 +217,9 @@ class StepFactory:
 
     def draft_step(self, point: MeasuredPoint, k: int) -> ReadyStep:
         shape = point.shape
-        committed = [max(FEED_LEN, length) for length in self.context_lens(shape)]
-        passes = DraftPasses(self.draft, self.draft_cache, committed_lens=committed, k=k)
+        feed_len = shape.num_tokens // shape.num_reqs - max(0, k - 1)
+        committed = [max(feed_len, length) for length in self.context_lens(shape)]
+        passes = DraftPasses(self.draft, self.draft_cache, committed_lens=committed, k=k, feed_len=feed_len)
         feed_ids = self.random_tokens(self.draft, sum(passes.feed_lens))
         return ReadyStep(
             run=lambda: passes.run(feed_ids)[1],  # the drafts stay on the device; their confidences set the budget
@@ -254,8 +264,8 @@ def require_room(plan: ProfilePlan, target: Decoder, draft: Decoder) -> None:
     limit = min(target.config.max_position_embeddings, draft.config.max_position_embeddings)
     if plan.longest_sequence > limit:
         raise ConfigError(
-            f"a context of {plan.context_len}, steps of up to {plan.longest_query} tokens per request and prompts make "
-            f"sequences of {plan.longest_sequence}, past the models' {limit} positions",
+            f"a context of {plan.contexts[-1]}, steps of up to {plan.longest_query} tokens per request and prompts "
+            f"make sequences of {plan.longest_sequence}, past the models' {limit} positions",
             "shorten the context, lower --max-num-batched-tokens, or raise the requests of a step: fewer tokens are "
             "then a request's",
         )

@@ -41,10 +41,11 @@ from specplan.measure.profiling import assemble_profile, model_info
 from specplan.measure.steps import StepFactory
 from specplan.measure.sweep import StoppingRule, Sweep
 from specplan.measure.validation_plan import (
-    ProfilePlans,
     ValidationPlan,
+    profile_plan,
     random_prompts,
     require_imposable,
+    timed_points,
 )
 from specplan.models import LoadedModel
 from specplan.planning import Policy
@@ -154,15 +155,15 @@ def validate_pair(
         trace = imposed
         prompts = random_prompts(target, imposed, plan.seed)
     num_positions = min(model.decoder.config.max_position_embeddings for model in (target, draft))
-    plans = ProfilePlans.of_trace(plan, trace, num_positions=num_positions)
-    factory = StepFactory(target.decoder, draft.decoder, plans.longest, seed=plan.seed)
-    running = Sweep(factory, plans.points(), seed=plan.seed)
+    timed_plan = profile_plan(plan, trace, num_positions=num_positions)
+    factory = StepFactory(target.decoder, draft.decoder, timed_plan, seed=plan.seed)
+    running = Sweep(factory, timed_points(timed_plan), seed=plan.seed)
     for index, _ in enumerate(running.make_ready()):
         on_progress(0.15 * index / len(running.all_series), "making steps ready")
 
     @cache
     def profile_of(number: int) -> Profile:
-        whole = assemble_profile(target, draft, plans.long, running.result(stopped_by="cap"), created=created)
+        whole = assemble_profile(target, draft, timed_plan, running.result(stopped_by="cap"), created=created)
         return msgspec.structs.replace(whole, samples=[of_round(sample, number) for sample in whole.samples])
 
     @cache
@@ -191,7 +192,7 @@ def validate_pair(
             # Decided by the first round and kept: a budget that moved with the profile would be another policy.
             on_progress(0.15, "round 1: profiling")
             deque(visits, maxlen=0)
-            planner = tables_from_profile(profile_of(0), lengths=plans.long.lengths[-1])
+            planner = tables_from_profile(profile_of(0), lengths=timed_plan.lengths[-1])
             served_cases = [
                 serve(target, draft, prompts, trace, plan, policy, concurrency, planner, imposed)
                 for concurrency in plan.concurrencies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,10 +18,11 @@ from specplan.shapes import powers_of_four
 from specplan.simulation.verdicts import FEWEST_ROUNDS
 
 __all__ = [
-    "ProfilePlans",
     "ValidationPlan",
+    "profile_plan",
     "random_prompts",
     "require_imposable",
+    "timed_points",
 ]
 
 
@@ -70,70 +71,58 @@ class ValidationPlan:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilePlans:
-    """What is timed, at contexts of the trace. Tables have no axis of contexts for the drafter, which gets the mean."""
+def profile_plan(plan: ValidationPlan, trace: Trace, *, num_positions: int) -> ProfilePlan:
+    """What is timed, at contexts of the trace: its tenth and ninetieth percentile, as far as the models hold them.
 
-    short: ProfilePlan
-    mean: ProfilePlan
-    long: ProfilePlan
-
-    @property
-    def longest(self) -> ProfilePlan:
-        """The one whose caches hold the steps of all."""
-        return max((self.short, self.mean, self.long), key=lambda plan: plan.longest_sequence)
-
-    @classmethod
-    def of_trace(cls, plan: ValidationPlan, trace: Trace, *, num_positions: int) -> ProfilePlans:
-        """The short and the long context are the tenth and ninetieth percentile, as far as the models hold them.
-
-        Where few contexts are far longer than the rest, the mean is the long one.
-
-        Contexts are as unlike as the trace's: attention that pads to the longest pays for it.
-        """
-        in_cache = trace.prompt_len[trace.request] + trace.position  # [rows]
-        shortest = profile_plan(plan, trace, FEED_LEN)
-        counts = {count for concurrency in plan.concurrencies for count in (concurrency, max(1, concurrency // 2))}
-        widest = (1 + max(max(shortest.context_lens(n, 1000, "spread")) for n in counts)) / 1000
-        most = int((num_positions - shortest.longest_query) / widest)
-        if most < FEED_LEN:
-            raise ConfigError(
-                f"steps of up to {shortest.longest_query} tokens per request leave no context of the models' "
-                f"{num_positions} positions",
-                "lower --max-num-batched-tokens, or raise --concurrency",
-            )
-        low, mean_len, high = np.percentile(in_cache, 10), in_cache.mean(), np.percentile(in_cache, 90)
-        contexts = (low, mean_len, max(mean_len, high))
-        short, mean, long = (profile_plan(plan, trace, int(np.clip(length, FEED_LEN, most))) for length in contexts)
-        # While prompts wait for room a step holds fewer requests, and what a drafter costs is not linear in them.
-        return cls(short=short, mean=replace(mean, num_reqs=tuple(sorted(counts))), long=long)
-
-    def points(self) -> list[MeasuredPoint]:
-        """What prices the cases: the modes that run, at the requests that are served."""
-        points = [point for each in (self.short, self.long) for point in each.points() if point.model != "draft"]
-        points += [point for point in self.mean.points() if point.model == "draft"]
-        largest = max(self.long.num_reqs) * (1 + self.long.num_speculative_tokens)
-        points += map(self.mean.head_point, powers_of_four(1, largest))
-        return [point for point in dict.fromkeys(points) if is_priced(point, self.long.capture_sizes[-1])]
+    Where few contexts are far longer than the rest, the mean is the long one. Tables have no axis of contexts for the
+    drafter, which gets the mean. Contexts are as unlike as the trace's: attention that pads to the longest pays for it.
+    """
+    in_cache = trace.prompt_len[trace.request] + trace.position  # [rows]
+    low, mean_len, high = np.percentile(in_cache, 10), in_cache.mean(), np.percentile(in_cache, 90)
+    shortest = of_contexts(plan, trace, (FEED_LEN,), FEED_LEN)
+    widest = (1 + max(max(shortest.context_lens(n, 1000, "spread")) for n in shortest.draft_num_reqs)) / 1000
+    most = int((num_positions - shortest.longest_query) / widest)
+    if most < FEED_LEN:
+        raise ConfigError(
+            f"steps of up to {shortest.longest_query} tokens per request leave no context of the models' "
+            f"{num_positions} positions",
+            "lower --max-num-batched-tokens, or raise --concurrency",
+        )
+    short, mean, long = (int(np.clip(length, FEED_LEN, most)) for length in (low, mean_len, max(mean_len, high)))
+    return of_contexts(plan, trace, tuple(sorted({short, long})), mean)
 
 
-def is_priced(point: MeasuredPoint, capture_limit: int) -> bool:
-    if point.shape.is_mixed or point.model == "head":
-        return True
+def timed_points(plan: ProfilePlan) -> list[MeasuredPoint]:
+    """What prices the cases: the modes that run, at the requests that are served; and the end of a pass, apart.
+
+    What the host does is timed as it is served.
+    """
+    points = [point for point in plan.points() if is_priced(point, plan)]
+    largest = max(plan.counts) * (1 + plan.num_speculative_tokens)
+    return [*points, *map(plan.head_point, powers_of_four(1, largest))]
+
+
+def is_priced(point: MeasuredPoint, plan: ProfilePlan) -> bool:
     if point.model == "verify":
-        return (point.mode == "graph") == (point.shape.num_tokens <= capture_limit)
-    return point.model == "draft-prefill" or point.mode == "graph"
+        return point.shape.is_mixed or (point.mode == "graph") == (point.shape.num_tokens <= plan.capture_sizes[-1])
+    if point.model == "draft" and point.k is not None:
+        narrow = plan.draft_point(point.mode, point.shape.num_reqs, point.k).shape.num_tokens
+        return point.mode == "graph" and point.shape.num_tokens == narrow
+    return point.model == "draft-prefill"
 
 
-def profile_plan(plan: ValidationPlan, trace: Trace, context_len: int) -> ProfilePlan:
+def of_contexts(plan: ValidationPlan, trace: Trace, contexts: tuple[int, ...], draft_context_len: int) -> ProfilePlan:
     prompts = np.maximum(trace.prompt_len, 1).astype(np.int64)
-    return ProfilePlan.default(
+    return ProfilePlan(
         max_num_seqs=max(plan.concurrencies),
         num_speculative_tokens=plan.num_speculative_tokens,
         max_num_batched_tokens=plan.max_num_batched_tokens,
-        context_len=context_len,
+        contexts=contexts,
         # Requests of a batch differ in length, and a budget makes their queries differ as well.
         num_reqs=tuple(sorted({*plan.concurrencies})),
+        # While prompts wait for room a step holds fewer requests, and what a drafter costs is not linear in them.
+        draft_num_reqs=tuple(sorted({max(1, count // by) for count in plan.concurrencies for by in (1, 2)})),
+        draft_context_len=draft_context_len,
         lengths=("spread", "ragged") if any(policy.has_budget for policy in plan.policies) else ("spread",),
         context_spread=spread_of(trace.prompt_len[trace.request] + trace.position),
         # The mean over prompt tokens: attention grows with the square of a prompt, and long ones have the most of them.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specplan.errors import ConfigError, CoverageError
+from specplan.errors import CoverageError
 
 if TYPE_CHECKING:
     from specplan.files.mixed_costs import MixedCosts
@@ -20,37 +21,53 @@ __all__ = ["MixedPrices", "StepPrices", "StepSize", "VerifyPrices"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VerifyPrices:
-    """Verify cost by context, requests and tokens; linear between contexts, and the end ones hold beyond them."""
+    """Verify cost by context, requests and tokens; linear between contexts, and the shortest holds below it. Past the
+    longest, each token of context costs `context_ms` more: 0 where the longest holds.
+    """
 
     contexts: NDArray[np.float64]  # [C], ascending
     verify_ms: NDArray[np.float64]  # [C, max_num_reqs + 1, max_num_tokens + 1]
     extrapolated: NDArray[np.bool_]  # [C, max_num_reqs + 1, max_num_tokens + 1]
-
-    def __post_init__(self) -> None:
-        used = self.verify_ms[:, 1:, 1:]
-        if not (np.isfinite(used) & (used > 0)).all():
-            raise ConfigError(
-                "the cost tables hold a verify cost that is not finite and positive",
-                "build the tables anew from a profile: specplan tables",
-            )
+    context_ms: float = 0.0
 
     @classmethod
-    def from_tables(cls, tables: CostTables, *, max_num_reqs: int, max_num_tokens: int) -> VerifyPrices:
-        if max_num_reqs > tables.max_num_reqs or max_num_tokens > tables.max_num_tokens:
+    def from_tables(
+        cls, tables: CostTables, *, max_num_reqs: int, max_num_tokens: int, num_speculative_tokens: int
+    ) -> VerifyPrices:
+        """As far as steps of so many requests with K drafts each go; and of as many tokens as a step may hold, where
+        steps that hold prompts are priced as verify passes."""
+        num_tokens = max_num_tokens
+        if tables.mixed is not None:
+            num_tokens = min(num_tokens, max_num_reqs * (1 + num_speculative_tokens))
+        reached = num_tokens <= tables.max_num_tokens and max_num_tokens <= tables.max_step_tokens
+        if max_num_reqs > tables.max_num_reqs or not reached:
+            most = tables.max_num_tokens if num_tokens > tables.max_num_tokens else tables.max_step_tokens
             raise CoverageError(
-                f"the cost tables reach {tables.max_num_reqs} requests and {tables.max_num_tokens} tokens, "
-                f"and steps of {max_num_reqs} requests and {max_num_tokens} tokens are asked for",
+                f"the cost tables reach {tables.max_num_reqs} requests and {most} tokens, and steps of {max_num_reqs} "
+                f"requests and {num_tokens if most == tables.max_num_tokens else max_num_tokens} tokens are asked for",
                 f"keep --concurrency to {tables.max_num_reqs} or less, or profile larger steps (--max-num-seqs) and "
                 "rebuild the tables",
             )
         contexts = np.asarray(tables.contexts, dtype=np.float64)
-        shape = (len(contexts), max_num_reqs + 1, max_num_tokens + 1)
+        shape = (len(contexts), max_num_reqs + 1, num_tokens + 1)
         verify_ms, extrapolated = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
         for c, context in enumerate(contexts):
             for n in range(1, max_num_reqs + 1):
-                verify_ms[c, n] = tables.verify_row(n, context)[: max_num_tokens + 1]
-                extrapolated[c, n] = (tables.verify_sources(n, context) == "x")[: max_num_tokens + 1]
-        return cls(contexts=contexts, verify_ms=verify_ms, extrapolated=extrapolated)
+                verify_ms[c, n] = tables.verify_row(n, context)[: num_tokens + 1]
+                extrapolated[c, n] = (tables.verify_sources(n, context) == "x")[: num_tokens + 1]
+        return cls(contexts=contexts, verify_ms=verify_ms, extrapolated=extrapolated, context_ms=tables.context_ms)
+
+    def half_widths(self, tables: CostTables) -> VerifyPrices:
+        """Of the 95% intervals of these costs."""
+        ci_ms = np.zeros_like(self.verify_ms)
+        for c, context in enumerate(self.contexts):
+            for n in range(1, len(ci_ms[c])):
+                ci_ms[c, n] = tables.verify_ci_row(n, context)[: len(ci_ms[c, n])]
+        return VerifyPrices(contexts=self.contexts, verify_ms=ci_ms, extrapolated=self.extrapolated)
+
+    def beyond_ms(self, num_reqs: int, context_len: float) -> float:
+        """What contexts past the longest measured add."""
+        return float(self.context_ms * (num_reqs * max(context_len - self.contexts[-1], 0.0)))
 
     def row(self, num_reqs: int, context_len: float) -> NDArray[np.float64]:  # [max_num_tokens + 1]
         low, high, weight = place_on(self.contexts, context_len)
@@ -75,7 +92,8 @@ class MixedPrices:
     ms: NDArray[np.float64]  # [C, V, D, P]
 
     @classmethod
-    def from_costs(cls, costs: MixedCosts) -> MixedPrices:
+    def from_costs(cls, costs: MixedCosts, ms: NDArray[np.float64]) -> MixedPrices:
+        """`ms`: the grid's costs, or the half-widths of their intervals."""
         axes = (costs.contexts, costs.num_verifying, costs.drafts, costs.prompt_tokens)
         # A copy: a table's own array is read-only, which numba would compile for once more.
         contexts, num_verifying, drafts, prompt_tokens = (np.array(axis, dtype=np.float64) for axis in axes)
@@ -84,7 +102,7 @@ class MixedPrices:
             num_verifying=num_verifying,
             drafts=drafts,
             prompt_tokens=prompt_tokens,
-            ms=costs.ms.copy(),
+            ms=ms.copy(),
         )
 
     def by_drafts(self, num_verifying: int, num_prompt_tokens: int, context_len: float) -> NDArray[np.float64]:  # [D]
@@ -166,7 +184,7 @@ class StepPrices:
     k is what each of the N that sample drafts, for the next step to verify; where none does the drafter does not run. p
     of its t tokens are prompt tokens. target_ms is
     verify(c, n)[t]; of a mixed step, where those were measured, mixed(c, v, p)[B] with v verifying requests and B
-    drafts.
+    drafts; and both more by context_ms * v * (c - the longest measured context) past that.
     """
 
     verify: VerifyPrices
@@ -179,21 +197,74 @@ class StepPrices:
     def from_tables(
         cls, verify: VerifyPrices, tables: CostTables, *, policy: Policy, num_speculative_tokens: int
     ) -> StepPrices:
-        """Holds every k that `policy` may draft where K are configured. No other need have been measured."""
+        """Holds every k that `policy` may draft where K are configured. No other need have been measured.
+
+        Where the host's work was not measured as a whole, it is the parts that were: those of the step's own machinery.
+        """
+        # A copy: a table's own rows are read-only, which numba would compile for once more.
+        overhead_ms = tables.overhead_ms.copy()
+        if tables.overhead_source is None and tables.machinery is not None:
+            overhead_ms += tables.machinery.total(tables.machinery.ms, has_budget=policy.has_budget)
+        return cls._assemble(
+            verify,
+            tables,
+            mixed_ms=None if tables.mixed is None else tables.mixed.ms,
+            draft_row=tables.draft_row,
+            overhead_ms=overhead_ms,
+            draft_prefill_ms=tables.draft_prefill_ms,
+            policy=policy,
+            num_speculative_tokens=num_speculative_tokens,
+        )
+
+    @classmethod
+    def half_widths(
+        cls, verify: VerifyPrices, tables: CostTables, *, policy: Policy, num_speculative_tokens: int
+    ) -> StepPrices:
+        """Of the 95% intervals of the costs that `from_tables` holds; 0 where nobody knows. `verify` is of costs too.
+
+        What a step adds up is the interval of its cost if all that it rests on erred together, which is the most.
+        """
+        unknown = (np.zeros(tables.max_num_reqs + 1), np.zeros(len(tables.draft_prefill_ms)))
+        overhead_ci_ms = unknown[0] if tables.overhead_ci_ms is None else tables.overhead_ci_ms.copy()
+        if tables.overhead_source is None and tables.machinery is not None:
+            overhead_ci_ms += tables.machinery.total(tables.machinery.ci_ms, has_budget=policy.has_budget)
+        return cls._assemble(
+            verify.half_widths(tables),
+            tables,
+            mixed_ms=None if tables.mixed is None else tables.mixed.ci_ms,
+            draft_row=tables.draft_ci_row,
+            overhead_ms=overhead_ci_ms,
+            draft_prefill_ms=unknown[1] if tables.draft_prefill_ci_ms is None else tables.draft_prefill_ci_ms,
+            policy=policy,
+            num_speculative_tokens=num_speculative_tokens,
+        )
+
+    @classmethod
+    def _assemble(
+        cls,
+        verify: VerifyPrices,
+        tables: CostTables,
+        *,
+        mixed_ms: NDArray[np.float64] | None,
+        draft_row: Callable[[int], NDArray[np.float64]],
+        overhead_ms: NDArray[np.float64],
+        draft_prefill_ms: NDArray[np.float64],
+        policy: Policy,
+        num_speculative_tokens: int,
+    ) -> StepPrices:
         fewest = policy.fewest_drafts(num_speculative_tokens)
         most = policy.num_drafts(num_speculative_tokens)
         draft_ms = np.full((most + 1, tables.max_num_reqs + 1), np.nan)
         for k in range(fewest, most + 1):
-            draft_ms[k] = tables.draft_row(k) if policy.loads_drafter else 0.0
+            draft_ms[k] = draft_row(k) if policy.loads_drafter else 0.0
+        prefill_ms = draft_prefill_ms.copy() if policy.loads_drafter else np.zeros(len(draft_prefill_ms))
+        mixed = tables.mixed
         return cls(
             verify=verify,
-            mixed=None if tables.mixed is None else MixedPrices.from_costs(tables.mixed),
+            mixed=None if mixed is None or mixed_ms is None else MixedPrices.from_costs(mixed, mixed_ms),
             draft_ms=draft_ms,
-            # Copies: a table's own rows are read-only, which numba would compile for once more.
-            overhead_ms=tables.overhead_ms.copy(),
-            draft_prefill_ms=tables.draft_prefill_ms.copy()
-            if policy.loads_drafter
-            else np.zeros(len(tables.draft_prefill_ms)),
+            overhead_ms=overhead_ms,
+            draft_prefill_ms=prefill_ms,
         )
 
     def fixed_ms(self, size: StepSize) -> float:
@@ -211,11 +282,11 @@ class StepPrices:
 
     def target_row(self, size: StepSize, most_drafts: int) -> NDArray[np.float64]:  # [> T + most_drafts]
         """The target's pass by tokens of the step, for the budget rule: read from its T non-draft tokens on."""
-        mixed = self._mixed(size)
+        mixed, beyond_ms = self._mixed(size), self.verify.beyond_ms(size.num_verifying, size.context_len)
         if mixed is None:
-            return self.verify.row(size.num_reqs, size.context_len)
+            return self.verify.row(size.num_reqs, size.context_len) + beyond_ms
         costs = mixed.budget_row(size.num_verifying, size.num_prompt_tokens, size.context_len, most_drafts)
-        return np.concatenate((np.full(size.num_non_draft_tokens, np.nan), costs))
+        return np.concatenate((np.full(size.num_non_draft_tokens, np.nan), costs + beyond_ms))
 
     def target_ms(self, size: StepSize, num_drafts: int) -> float:
         return float(self.target_row(size, num_drafts)[size.num_non_draft_tokens + num_drafts])

@@ -88,11 +88,12 @@ def simulation_notes(result: SimulationResult) -> list[str]:
         if policy.losslessness in _LABELS
     )
     if result.num_resamples:
-        error = result.tables.held_out_error
+        errors = sorted(policy.cost_error for policy in result.policies)
+        span = f"{errors[0]:.1%}" if errors[0] == errors[-1] else f"{errors[0]:.1%} to {errors[-1]:.1%}"
         known = (
             "the error of the costs is unknown"
-            if error is None
-            else f"widened by the costs' held-out error, {error:.1%}"
+            if result.tables.held_out_error is None
+            else f"widened by what is known of the costs of each policy's steps, {span}"
         )
         notes.append(f"intervals from {result.num_resamples} draws of the requests; {known}")
     notes += [f"warning: {mismatch}" for mismatch in result.mismatches]

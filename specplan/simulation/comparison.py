@@ -22,36 +22,44 @@ class PolicyReplays:
     concurrency: int
     totals: ReplayTotals
     resampled: Sequence[ReplayTotals]  # [num_resamples]
+    held_out_error: float = 0.0  # of the tables that it was charged by, where steps are as this policy's
 
     @property
     def tokens_per_s(self) -> float:
         return tokens_per_s(self.totals)
+
+    @property
+    def cost_error(self) -> float:
+        """How well the time that the replay took is known, as a share of it.
+
+        Cells of the tables are off by the held-out error on average, and by the intervals of the medians that they rest
+        on: no replay is known to better than the larger of the two.
+        """
+        return max(self.held_out_error, self.totals.ci_ms / self.totals.time_ms)
 
 
 def tokens_per_s(totals: ReplayTotals) -> float:
     return totals.num_output_tokens / totals.time_ms * 1e3
 
 
-def gain_over(policy: PolicyReplays, other: PolicyReplays, cost_error: float = 0.0) -> Gain:
+def gain_over(policy: PolicyReplays, other: PolicyReplays) -> Gain:
     """Paired: both policies of a ratio replay the same draw of requests.
 
-    The two run at different cells of the tables, each off by `cost_error` on average: speeds, and so their ratio, are
-    known to no better than that.
+    The two run at different cells of the tables: their ratio is known no better than the less known of them.
     """
     estimate = policy.tokens_per_s / other.tokens_per_s - 1
     if not policy.resampled:
         return Gain(estimate=estimate, interval=None)
+    cost_error = max(policy.cost_error, other.cost_error)
     ratios = [tokens_per_s(a) / tokens_per_s(b) for a, b in zip(policy.resampled, other.resampled, strict=True)]
     low, high = np.quantile(np.array(ratios), [0.025, 0.975])
     least = low * max(1 - cost_error, 0.0)  # no speed is below 0
     return Gain(estimate=estimate, interval=(float(least - 1), float(high * (1 + cost_error) - 1)))
 
 
-def policy_result(
-    replays: PolicyReplays, baseline: PolicyReplays, *, lag: int, cost_error: float = 0.0
-) -> PolicyResult:
+def policy_result(replays: PolicyReplays, baseline: PolicyReplays, *, lag: int) -> PolicyResult:
     totals, policy = replays.totals, replays.policy
-    gain = gain_over(replays, baseline, cost_error)
+    gain = gain_over(replays, baseline)
     return PolicyResult(
         policy=policy.name,
         concurrency=replays.concurrency,
@@ -66,17 +74,18 @@ def policy_result(
         num_steps=totals.num_steps,
         num_requests=totals.num_finished,
         extrapolated_share=totals.num_extrapolated / totals.num_steps,
+        cost_error=replays.cost_error,
     )
 
 
-def recommend(candidates: Sequence[PolicyReplays], cost_error: float = 0.0) -> Recommendation:
+def recommend(candidates: Sequence[PolicyReplays]) -> Recommendation:
     """The fastest policy, or the simplest of those that the fastest does not beat beyond noise.
 
     All candidates are deployable and share one concurrency.
     """
     by_speed = sorted(candidates, key=lambda replays: (-replays.tokens_per_s, replays.policy.complexity))
     fastest, rest = by_speed[0], by_speed[1:]
-    tied = [other for other in rest if gain_over(fastest, other, cost_error).verdict != "better"]
+    tied = [other for other in rest if gain_over(fastest, other).verdict != "better"]
     tied.sort(key=lambda replays: replays.policy.complexity)  # stable: among equals the faster comes first
     chosen = min([fastest, *tied], key=lambda replays: replays.policy.complexity)
     return Recommendation(
@@ -85,7 +94,7 @@ def recommend(candidates: Sequence[PolicyReplays], cost_error: float = 0.0) -> R
         fastest=fastest.policy.name,
         tied_with=[other.policy.name for other in tied],
         runner_up=rest[0].policy.name if rest else None,
-        lead_over_runner_up=gain_over(fastest, rest[0], cost_error) if rest else None,
+        lead_over_runner_up=gain_over(fastest, rest[0]) if rest else None,
     )
 
 

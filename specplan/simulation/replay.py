@@ -56,6 +56,7 @@ class ReplayCase:
     lag: int
     prices: StepPrices  # what a step is charged
     planner_prices: StepPrices  # what a budget believes
+    half_widths: StepPrices | None = None  # of the 95% intervals of `prices`; None: nobody asks
 
     @classmethod
     def of_policy(
@@ -70,6 +71,7 @@ class ReplayCase:
         lag: int,
         prices: StepPrices,
         planner_prices: StepPrices,
+        half_widths: StepPrices | None = None,
     ) -> ReplayCase:
         """A policy where K drafts are configured. An oracle reads outcomes in place of confidences, and never late."""
         num_drafts = policy.num_drafts(num_speculative_tokens)
@@ -87,6 +89,7 @@ class ReplayCase:
             lag=0 if policy.kind == "oracle" else lag,
             prices=prices,
             planner_prices=planner_prices,
+            half_widths=half_widths,
         )
 
     @cached_property
@@ -119,6 +122,7 @@ class StepRecord:
     num_output_tokens: int
     num_verify_outputs: int  # of which from verifying requests
     cost_ms: float
+    ci_ms: float  # half-width of the cost's interval; 0 where the case has none
     is_extrapolated: bool
     finished_tpot_ms: tuple[float | None, ...]  # per request finished; None where the output was one token
 
@@ -154,6 +158,7 @@ class ReplayTotals:
     num_accepted: int
     num_extrapolated: int  # steps
     time_ms: float
+    ci_ms: float  # half-widths of the costs' 95% intervals, summed: as if all of them erred together
     tpot_ms_sum: float
     num_tpot: int
 
@@ -174,6 +179,7 @@ def replay(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
         num_accepted=sum(step.num_accepted for step in steps),
         num_extrapolated=sum(step.is_extrapolated for step in steps),
         time_ms=_sum_in_order([step.cost_ms for step in steps]),
+        ci_ms=_sum_in_order([step.ci_ms for step in steps]),
         tpot_ms_sum=_sum_in_order(timed),
         num_tpot=len(timed),
     )
@@ -213,7 +219,8 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
         if ema is not None:
             ema = ema.after(num_accepted=sum(accepted), num_verified=sum(admitted))
             k = ema.k
-        cost_ms = case.prices.step_ms(size, num_drafts=sum(admitted), k=k)
+        num_drafts, half_widths = sum(admitted), case.half_widths
+        cost_ms = case.prices.step_ms(size, num_drafts=num_drafts, k=k)
         now_ms += cost_ms
         for request, chunk in step.prefilling:
             request.prefilled_len += chunk
@@ -238,7 +245,8 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
             num_output_tokens=num_verify_outputs + len(step.completing),
             num_verify_outputs=num_verify_outputs,
             cost_ms=cost_ms,
-            is_extrapolated=case.prices.is_extrapolated(size, sum(admitted)),
+            ci_ms=0.0 if half_widths is None else half_widths.step_ms(size, num_drafts=num_drafts, k=k),
+            is_extrapolated=case.prices.is_extrapolated(size, num_drafts),
             finished_tpot_ms=tuple(finished_tpot_ms),
         )
 

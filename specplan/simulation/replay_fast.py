@@ -30,8 +30,9 @@ def compiled(function: Any) -> Any:
 def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
     """What `replay` returns, some hundred times sooner. Runs without the GIL."""
     workload, prices, planner = case.workload, case.prices, case.planner_prices
+    half_widths = prices if case.half_widths is None else case.half_widths
     fewest = fewest_drafts(case.num_drafts) if case.is_ema else case.num_drafts
-    counts, time_ms, tpot_ms_sum = _replay(
+    counts, time_ms, ci_ms, tpot_ms_sum = _replay(
         order,
         num_to_finish(workload.num_requests, case.concurrency),
         workload.accepted_len,
@@ -48,6 +49,9 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
         _target_arrays(prices),
         prices.verify.extrapolated,
         (prices.draft_ms, prices.overhead_ms, prices.draft_prefill_ms),
+        case.half_widths is not None,
+        _target_arrays(half_widths),
+        (half_widths.draft_ms, half_widths.overhead_ms, half_widths.draft_prefill_ms),
         _target_arrays(planner),
         (planner.draft_ms, planner.overhead_ms, planner.draft_prefill_ms),
     )
@@ -63,18 +67,20 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
         num_accepted=accepted,
         num_extrapolated=guessed,
         time_ms=time_ms,
+        ci_ms=ci_ms,
         tpot_ms_sum=tpot_ms_sum,
         num_tpot=num_tpot,
     )
 
 
-def _target_arrays(prices: StepPrices) -> tuple[NDArray[np.float64], ...]:
+def _target_arrays(prices: StepPrices) -> tuple[NDArray[np.float64], NDArray[np.float64], float, Any]:
     """Of VerifyPrices, then of MixedPrices: their axes and costs, no costs where there are none."""
     verify, mixed = prices.verify, prices.mixed
     if mixed is None:
-        return (verify.contexts, verify.verify_ms, *(np.zeros(1) for _ in range(4)), np.zeros((0, 1, 1, 1)))
-    axes = (mixed.contexts, mixed.num_verifying, mixed.drafts, mixed.prompt_tokens)
-    return (verify.contexts, verify.verify_ms, *axes, mixed.ms)
+        grid = (*(np.zeros(1) for _ in range(4)), np.zeros((0, 1, 1, 1)))
+    else:
+        grid = (mixed.contexts, mixed.num_verifying, mixed.drafts, mixed.prompt_tokens, mixed.ms)
+    return verify.contexts, verify.verify_ms, float(verify.context_ms), grid
 
 
 @compiled
@@ -97,6 +103,9 @@ def _replay(
     target: Any,  # see _target_arrays
     extrapolated: Any,  # [C, max_num_reqs + 1, max_num_tokens + 1] bool
     others: Any,  # draft_ms, overhead_ms, draft_prefill_ms
+    sums_half_widths: bool,
+    half_target: Any,
+    half_others: Any,
     planner_target: Any,
     planner_others: Any,
 ) -> Any:
@@ -120,7 +129,7 @@ def _replay(
     num_running = num_taken = 0
     steps = verify_steps = finished = outputs = verifying_sum = verify_outputs = 0
     admitted_sum = accepted_sum = extrapolated_steps = num_tpot = 0
-    now_ms = tpot_ms_sum = ratio = 0.0
+    now_ms = ci_ms = tpot_ms_sum = ratio = 0.0
     drafts = k  # at hand, per request
     has_ratio = False
 
@@ -197,9 +206,9 @@ def _replay(
             elif ratio > more_above:
                 drafts = min(drafts + 1, k)
 
-        _fill_target_ms(target_ms, target, size, budget, budget)
-        draft_ms = others[0][drafts, num_sampling] if num_sampling > 0 else 0.0
-        now_ms += draft_ms + target_ms[budget] + _fixed_ms(others, size)
+        now_ms += _step_ms(target_ms, target, others, size, drafts, budget, num_sampling)
+        if sums_half_widths:
+            ci_ms += _step_ms(target_ms, half_target, half_others, size, drafts, budget, num_sampling)
         extrapolated_steps += _is_extrapolated(target, extrapolated, size, budget)
         steps += 1
         verify_steps += num_verifying > 0
@@ -239,7 +248,15 @@ def _replay(
         extrapolated_steps,
         num_tpot,
     )
-    return counts, now_ms, tpot_ms_sum
+    return counts, now_ms, ci_ms, tpot_ms_sum
+
+
+@compiled
+def _step_ms(row: Any, target: Any, others: Any, size: Any, drafts: int, budget: int, num_sampling: int) -> Any:
+    """StepPrices.step_ms; `row` is where the target's pass is worked out."""
+    _fill_target_ms(row, target, size, budget, budget)
+    draft_ms = others[0][drafts, num_sampling] if num_sampling > 0 else 0.0
+    return draft_ms + row[budget] + _fixed_ms(others, size)
 
 
 @compiled
@@ -287,8 +304,9 @@ def _best_budget(
 @compiled
 def _fill_target_ms(row: Any, target: Any, size: Any, first: int, last: int) -> None:
     """StepPrices.target_row with `first` to `last` drafts in all, at these places of `row`."""
-    contexts, verify_ms, mixed_contexts, verifying, drafts, prompts, mixed_ms = target
+    contexts, verify_ms, context_ms, (mixed_contexts, verifying, drafts, prompts, mixed_ms) = target
     num_reqs, num_verifying, prompt_tokens, context_len = size
+    beyond_ms = context_ms * (num_verifying * max(context_len - contexts[-1], 0.0))
     if prompt_tokens > 0 and len(mixed_ms) > 0:
         by_drafts = _by_drafts(mixed_contexts, verifying, prompts, mixed_ms, size)
         for budget in range(first, last + 1):
@@ -297,13 +315,13 @@ def _fill_target_ms(row: Any, target: Any, size: Any, first: int, last: int) -> 
             high = min(low + 1, len(drafts) - 1)
             span = drafts[high] - drafts[low] if high > low else 1.0
             weight = min(max((each - drafts[low]) / span, 0.0), 1.0)
-            row[budget] = (1.0 - weight) * by_drafts[low] + weight * by_drafts[high]
+            row[budget] = (1.0 - weight) * by_drafts[low] + weight * by_drafts[high] + beyond_ms
     else:
         low, high, weight = _place_on(contexts, context_len)
         for budget in range(first, last + 1):
             num_tokens = num_verifying + prompt_tokens + budget
             below, above = verify_ms[low, num_reqs, num_tokens], verify_ms[high, num_reqs, num_tokens]
-            row[budget] = (1.0 - weight) * below + weight * above
+            row[budget] = (1.0 - weight) * below + weight * above + beyond_ms
 
 
 @compiled
@@ -331,7 +349,7 @@ def _by_drafts(contexts: Any, verifying: Any, prompts: Any, mixed_ms: Any, size:
 @compiled
 def _is_extrapolated(target: Any, extrapolated: Any, size: Any, budget: int) -> Any:
     """StepPrices.is_extrapolated."""
-    contexts, _, _, verifying, drafts, prompts, mixed_ms = target
+    contexts, _, _, (_, verifying, drafts, prompts, mixed_ms) = target
     num_reqs, num_verifying, prompt_tokens, context_len = size
     if prompt_tokens > 0 and len(mixed_ms) > 0:
         inside = verifying[0] <= num_verifying <= verifying[-1] and prompts[0] <= prompt_tokens <= prompts[-1]

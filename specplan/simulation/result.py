@@ -18,9 +18,10 @@ Verdict = Literal["better", "worse", "too close to call", "undecided"]
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens per second of one policy over another's, minus 1.
 
-    The interval covers which requests were drawn (95%, paired bootstrap) and is widened by the tables' own held-out
-    error, where that is known. It is null where nothing was resampled, as in a trace of few requests: then nothing is
-    decided.
+    The interval covers which requests were drawn (95%, paired bootstrap) and is widened by what is known of the costs:
+    the tables' own held-out error (for a policy with a budget that of ragged steps too), or the intervals of the cells
+    that the steps were charged, whichever is wider. It is null where nothing was resampled, as in a trace of few
+    requests: then nothing is decided.
     """
 
     estimate: float
@@ -53,6 +54,7 @@ class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     num_requests: int  # finished
     extrapolated_share: float  # of steps, those whose verify cost lies outside what was measured
+    cost_error: float  # how well the time charged is known, as a share of it; see `Gain`
 
 
 class Recommendation(msgspec.Struct, frozen=True, kw_only=True):

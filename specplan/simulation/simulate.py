@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import get_args
 
@@ -18,7 +18,7 @@ from specplan.files.trace import Trace
 from specplan.planning import CalibrationReport, Policy, cross_fit_confidence, parse_policy
 from specplan.planning.prices import StepPrices, VerifyPrices
 from specplan.simulation.comparison import PolicyReplays, policy_result, recommend
-from specplan.simulation.replay import ReplayCase, Workload
+from specplan.simulation.replay import ReplayCase, ReplayTotals, Workload
 from specplan.simulation.result import CalibrationMode, SimulationResult, TablesUsed
 
 __all__ = ["FEWEST_REQUESTS", "simulate"]
@@ -64,12 +64,14 @@ def simulate(
     workload = Workload.from_trace(trace)
     planner = tables if planner_tables is None else planner_tables
     max_tokens = _step_tokens(max_num_batched_tokens, tables, planner)
-    charged = VerifyPrices.from_tables(tables, max_num_reqs=levels[-1], max_num_tokens=max_tokens)
-    believed = (
-        charged
-        if planner is tables
-        else VerifyPrices.from_tables(planner, max_num_reqs=levels[-1], max_num_tokens=max_tokens)
-    )
+
+    def verify_prices(of: CostTables) -> VerifyPrices:
+        return VerifyPrices.from_tables(
+            of, max_num_reqs=levels[-1], max_num_tokens=max_tokens, num_speculative_tokens=num_drafts
+        )
+
+    charged = verify_prices(tables)
+    believed = charged if planner is tables else verify_prices(planner)
 
     def case(policy: Policy, concurrency: int) -> ReplayCase:
         return ReplayCase.of_policy(
@@ -81,14 +83,23 @@ def simulate(
             confidence=signals.confidence,
             lag=lag,
             prices=StepPrices.from_tables(charged, tables, policy=policy, num_speculative_tokens=num_drafts),
+            half_widths=StepPrices.half_widths(charged, tables, policy=policy, num_speculative_tokens=num_drafts),
             planner_prices=StepPrices.from_tables(believed, planner, policy=policy, num_speculative_tokens=num_drafts),
         )
 
     cases = {(policy, concurrency): case(policy, concurrency) for concurrency in levels for policy in compared}
     orders = _orders(trace.num_requests, num_resamples, seed)
-    replays = _replay_all(cases, orders, on_progress)
+    replays = {
+        (policy, concurrency): PolicyReplays(
+            policy=policy,
+            concurrency=concurrency,
+            totals=totals,
+            resampled=resampled,
+            held_out_error=_held_out_error(tables, policy),
+        )
+        for (policy, concurrency), (totals, *resampled) in _replay_all(cases, orders, on_progress).items()
+    }
     used = _tables_used(tables)
-    cost_error = used.held_out_error or 0.0
     deployable = [policy for policy in compared if _is_deployable(policy, lag, trace)]
     return SimulationResult(
         tables=used,
@@ -108,13 +119,11 @@ def simulate(
         calibration=None if signals.confidence is None else calibration,
         calibration_report=signals.report,
         policies=[
-            policy_result(replays[policy, concurrency], replays[_NONE, concurrency], lag=lag, cost_error=cost_error)
+            policy_result(replays[policy, concurrency], replays[_NONE, concurrency], lag=lag)
             for concurrency in levels
             for policy in compared
         ],
-        recommendations=[
-            recommend([replays[policy, concurrency] for policy in deployable], cost_error) for concurrency in levels
-        ],
+        recommendations=[recommend([replays[policy, concurrency] for policy in deployable]) for concurrency in levels],
     )
 
 
@@ -145,7 +154,7 @@ def _policies(policies: Sequence[Policy | str]) -> list[Policy]:
 
 
 def _step_tokens(asked: int | None, tables: CostTables, planner: CostTables) -> int:
-    covered = min(tables.max_num_tokens, planner.max_num_tokens)
+    covered = min(tables.max_step_tokens, planner.max_step_tokens)
     if asked is None:
         return covered
     if asked < 1:
@@ -169,6 +178,12 @@ def _tables_used(tables: CostTables) -> TablesUsed:
         held_out_error=None if tables.error.captured is None else tables.error.captured.mape,
         is_incomplete=any(finding.code == "incomplete-profile" for finding in tables.findings),
     )
+
+
+def _held_out_error(tables: CostTables, policy: Policy) -> float:
+    """Of the steps that a policy takes: those of a budget are ragged. 0 where nothing is known."""
+    errors = [tables.error.captured, tables.error.ragged if policy.has_budget else None]
+    return max((error.mape for error in errors if error is not None), default=0.0)
 
 
 def _mismatches(trace: Trace, tables: CostTables) -> list[str]:
@@ -195,7 +210,8 @@ def _replay_all(
     cases: dict[tuple[Policy, int], ReplayCase],
     orders: Sequence[NDArray[np.int64]],
     on_progress: Callable[[float, str], None] | None,
-) -> dict[tuple[Policy, int], PolicyReplays]:
+) -> dict[tuple[Policy, int], list[ReplayTotals]]:
+    """Of each case its totals in every order."""
     from specplan.simulation.replay_fast import replay_fast
 
     for case in cases.values():
@@ -205,10 +221,9 @@ def _replay_all(
         for done, ((policy, concurrency), case) in enumerate(cases.items()):
             if on_progress is not None:
                 on_progress(done / len(cases), f"{policy.name} at concurrency {concurrency}")
-            totals, *resampled = pool.map(replay_fast, repeat(case), orders)
-            replays[policy, concurrency] = PolicyReplays(
-                policy=policy, concurrency=concurrency, totals=totals, resampled=resampled
-            )
+            totals = replay_fast(case, orders[0])
+            resampled = pool.map(replay_fast, repeat(replace(case, half_widths=None)), orders[1:])
+            replays[policy, concurrency] = [totals, *resampled]
     if on_progress is not None:
         on_progress(1.0, "done")
     return replays

@@ -60,7 +60,7 @@ def test_replay(compare: Compare, concurrency: int) -> None:
     )
     rng = np.random.default_rng(0)
     prices = StepPrices(
-        verify=VerifyPrices.from_tables(tables, max_num_reqs=64, max_num_tokens=1024),
+        verify=VerifyPrices.from_tables(tables, max_num_reqs=64, max_num_tokens=1024, num_speculative_tokens=7),
         mixed=MixedPrices(
             contexts=np.array([128.0]),
             num_verifying=np.array([0.0, 1.0, 4.0, 16.0, 64.0]),

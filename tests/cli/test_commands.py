@@ -46,7 +46,7 @@ def test_from_a_bare_config_to_tables(run: Run, model_folder: Path, tmp_path: Pa
     assert "Draft step, ms" in priced.stdout
     assert "held-out error, captured" in priced.stdout
     built = CostTables.read(tables)
-    assert (built.max_num_reqs, built.max_num_tokens) == (2, 16)
+    assert (built.max_num_reqs, built.max_num_tokens, built.max_step_tokens) == (2, 6, 16)
     assert built.profile_digest == Profile.read(profile).digest()
 
     as_json = run("tables", profile, "--json")
@@ -61,7 +61,7 @@ def test_a_sweep_is_listed_then_run_then_gone_on_from(run: Run, model_folder: Pa
     assert listed.exit_code == 0
     assert not profile.exists()
     *points, total = listed.stdout.splitlines()
-    assert points[0] == "verify graph, multi-query: 1 requests, 1 tokens, context 16"
+    assert points[0] == "verify graph, multi-query, even: 1 requests, 1 tokens, context 4"
     assert any(line.startswith("verify eager") and "of them of 1 prompts" in line for line in points)
     assert total.startswith(f"{len(points)} points: ")
     assert total.endswith("ended after 1 s")
@@ -96,7 +96,7 @@ def test_layouts_are_compared_where_both_are_asked_for(run: Run, model_folder: P
     shown = run("tables", profile, "-o", tmp_path / "tables.json")
     assert "Verify step in batch expansion" in " ".join(shown.stdout.split())
     compared = CostTables.read(tmp_path / "tables.json").layout_costs
-    assert [(costs.num_reqs, costs.k) for costs in compared] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [(costs.num_reqs, costs.k) for costs in compared] == 2 * [(1, 0), (1, 1), (2, 0), (2, 1)]  # contexts
 
     assert run(*pair, *limits).exit_code == 0
     assert "batch expansion" not in " ".join(run("tables", profile).stdout.split())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -54,7 +56,10 @@ def test_a_grid_by_context_requests_drafts_and_prompt_tokens(make_profile: Make,
 
 def test_verify_passes_are_priced_as_before(make_profile: Make, mixed_samples: Make) -> None:
     without, tables = tables_from_profile(make_profile()), tables_from_profile(make_profile(extra=mixed_samples()))
-    assert np.array_equal(tables.verify_table_ms, without.verify_table_ms)
+    reach = tables.max_num_tokens  # past what requests bring without prompts there is no price, for there is no step
+    assert reach == tables.max_num_reqs * (1 + (tables.num_speculative_tokens or 0)) < without.max_num_tokens
+    assert np.array_equal(tables.verify_table_ms, without.verify_table_ms[..., : reach + 1])
+    assert tables.max_step_tokens == without.max_step_tokens == without.max_num_tokens
     assert tables.contexts == without.contexts
     assert without.mixed is None
     codes = [{finding.code for finding in each.findings} for each in (without, tables)]
@@ -93,33 +98,62 @@ def test_a_draft_never_makes_a_step_cheaper(make_profile: Make, mixed_samples: M
 
 
 def test_a_size_that_could_not_run_is_named_with_the_reason(make_profile: Make, mixed_samples: Make) -> None:
+    """And is priced on the line through the two below it."""
     some = [sample for sample in mixed_samples() if (sample.num_prompt_tokens, sample.num_verifying) != (256, 4)]
     lost = Failure(
         model="verify", mode="eager", layout="multi-query", num_reqs=7, num_tokens=272, k=None, context_len=64,
         num_prefilling=3, num_prompt_tokens=256, message="out of device memory",
     )  # fmt: skip
-    finding = price_mixed(make_profile(extra=some, failures=[lost]), "running-max").findings[0]
-    assert finding.message.endswith("; the first that failed, 272 tokens: out of device memory")
-    assert "--max-num-batched-tokens" in finding.hint
-
-
-def test_a_size_that_was_not_measured_everywhere_prices_nothing(make_profile: Make, mixed_samples: Make) -> None:
-    some = [sample for sample in mixed_samples() if (sample.num_prompt_tokens, sample.num_verifying) != (64, 4)]
-    found = price_mixed(make_profile(extra=some), "running-max")
-    assert found.costs is not None
-    assert found.costs.prompt_tokens == [16, 256]
+    found = price_mixed(make_profile(extra=some, failures=[lost]), "running-max")
     assert [finding.code for finding in found.findings] == ["mixed-incomplete"]
-    assert "of 3 sizes of prompts, 1 (the first 64)" in found.findings[0].message
+    assert found.findings[0].message.endswith("; the first, 272 tokens: out of device memory")
+    assert "--max-num-batched-tokens" in found.findings[0].hint
+    assert found.costs is not None
+    whole = price_mixed(make_profile(extra=mixed_samples()), "running-max").costs
+    assert whole is not None
+    assert found.costs.ms == pytest.approx(whole.ms)  # these costs are linear in the prompt tokens
+
+
+def test_a_size_that_a_composition_lacks_lies_between_its_own(make_profile: Make, mixed_samples: Make) -> None:
+    some = [sample for sample in mixed_samples() if (sample.num_prompt_tokens, sample.num_verifying) != (64, 4)]
+    found, whole = (price_mixed(make_profile(extra=each), "none").costs for each in (some, mixed_samples()))
+    assert found is not None
+    assert whole is not None
+    assert found.prompt_tokens == [16, 64, 256]
+    assert found.ms == pytest.approx(whole.ms)
+
+
+def test_a_step_that_is_full_ends_its_composition_and_no_other(make_profile: Make, mixed_samples: Make) -> None:
+    """Beside 16 tokens of four requests 240 of prompts fit: no other composition has that size, nor needs it."""
+    full = [
+        msgspec.structs.replace(
+            sample,
+            num_tokens=sample.num_tokens - 16,
+            executed_num_tokens=sample.num_tokens - 16,
+            num_prompt_tokens=240,
+            repetitions_ms=[mixed_ms(sample.context_len, 4, 3, 240)] * len(sample.repetitions_ms),
+        )
+        if (sample.num_prompt_tokens, sample.num_verifying, sample.num_drafts) == (256, 4, 12)
+        else sample
+        for sample in mixed_samples()
+    ]
+    assert full != list(mixed_samples())
+    found, whole = (price_mixed(make_profile(extra=each), "none").costs for each in (full, mixed_samples()))
+    assert found is not None
+    assert whole is not None
+    assert found.prompt_tokens == [16, 64, 256]
+    assert found.ms == pytest.approx(whole.ms)
+
+
+def test_too_few_sizes_or_compositions_price_nothing(make_profile: Make, mixed_samples: Make) -> None:
     one = [sample for sample in mixed_samples() if sample.num_prompt_tokens == 64]
     alone = [sample for sample in mixed_samples() if sample.num_verifying == 0]
-    for too_few in (one, alone):
+    few = [sample for sample in mixed_samples() if sample.num_verifying != 4 or sample.context_len == 64]
+    for too_few, words in ((one, "of 9 .*, 0 were"), (alone, "of 1 .*, 1 were"), (few, "of 9 .*, 7 were")):
         found = price_mixed(make_profile(extra=too_few), "running-max")
         assert found.costs is found.error is None
         assert [finding.code for finding in found.findings] == ["mixed-too-few"]
-    few = [sample for sample in mixed_samples() if sample.num_verifying != 4 or sample.context_len == 64]
-    found = price_mixed(make_profile(extra=few), "running-max")
-    assert found.costs is found.error is None
-    assert [finding.code for finding in found.findings] == ["mixed-incomplete", "mixed-too-few"]
+        assert re.search(words, found.findings[0].message)
 
 
 def test_samples_of_no_grid_are_found_to_be_none_at_once(make_profile: Make, make_sample: Make) -> None:
@@ -131,7 +165,7 @@ def test_samples_of_no_grid_are_found_to_be_none_at_once(make_profile: Make, mak
         for n in range(1, 1000)
     ]
     found = price_mixed(make_profile(extra=stray), "none")
-    assert [finding.code for finding in found.findings] == ["mixed-incomplete", "mixed-too-few"]
+    assert [finding.code for finding in found.findings] == ["mixed-too-few"]
 
 
 def test_repetitions_of_one_composition_count_together(make_profile: Make, make_sample: Make) -> None:

@@ -104,7 +104,7 @@ def record(target: Decoder, draft: Decoder, prompts: Sequence[Sequence[int]], eo
 def replayed(trace: Trace, case: ServingCase) -> list[StepRecord]:
     """What the simulator does with the same policy, tables and lag."""
     tables = make_tables()
-    verify = VerifyPrices.from_tables(tables, max_num_reqs=8, max_num_tokens=64)
+    verify = VerifyPrices.from_tables(tables, max_num_reqs=8, max_num_tokens=64, num_speculative_tokens=4)
     prices = StepPrices.from_tables(verify, tables, policy=case.policy, num_speculative_tokens=K)
     replay = ReplayCase.of_policy(
         case.policy,

@@ -77,11 +77,11 @@ class Setting:
     context_lens: tuple[int, int]
 
     def plan(self, context_len: int, *, max_num_seqs: int | None = None) -> ProfilePlan:
-        return ProfilePlan.default(
+        return ProfilePlan(
             max_num_seqs=max_num_seqs or self.max_num_seqs,
             num_speculative_tokens=K,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            context_len=context_len,
+            contexts=(context_len,),
         )
 
 
@@ -154,7 +154,7 @@ class Run:
                     continue
                 self.chunk_s = self.clock.elapsed_s - before_s
                 self.write(plan)
-            print(f"{name}, context {plan.context_len}: done at {self.clock.elapsed_s:.0f} s", flush=True)
+            print(f"{name}, context {plan.contexts[0]}: done at {self.clock.elapsed_s:.0f} s", flush=True)
 
     def sweep_chunk(self, factory: StepFactory, plan: ProfilePlan, name: str, points: Sequence[MeasuredPoint]) -> bool:
         """Whether anything was measured."""
@@ -164,10 +164,10 @@ class Run:
         except MeasurementError as error:
             print(f"  {name}: {error}", flush=True)
             return False
-        self.samples.setdefault(plan.context_len, []).extend(result.samples)
-        self.failures.setdefault(plan.context_len, []).extend(result.failures)
-        self.readings.setdefault(plan.context_len, []).extend(result.readings)
-        self.sentinels.setdefault(plan.context_len, []).extend(result.sentinels)
+        self.samples.setdefault(plan.contexts[0], []).extend(result.samples)
+        self.failures.setdefault(plan.contexts[0], []).extend(result.failures)
+        self.readings.setdefault(plan.contexts[0], []).extend(result.readings)
+        self.sentinels.setdefault(plan.contexts[0], []).extend(result.sentinels)
         for failure in result.failures:
             what = f"{failure.model} {failure.mode} {failure.num_reqs} x {failure.num_tokens}"
             print(f"  failed: {what}: {failure.message}", flush=True)
@@ -177,16 +177,16 @@ class Run:
         return True
 
     def write(self, plan: ProfilePlan) -> None:
-        samples = self.samples[plan.context_len]
+        samples = self.samples[plan.contexts[0]]
         whole = SweepResult(
             samples=samples,
-            failures=self.failures[plan.context_len],
-            readings=self.readings[plan.context_len],
-            sentinels=self.sentinels[plan.context_len],
+            failures=self.failures[plan.contexts[0]],
+            readings=self.readings[plan.contexts[0]],
+            sentinels=self.sentinels[plan.contexts[0]],
             complete={shape_of(point) for point in plan.points()} <= {shape_of(sample) for sample in samples},
         )
         profile = assemble_profile(self.setting.target, self.setting.draft, plan, whole, created=self.created)
-        profile.write(self.out / f"profile-context-{plan.context_len}.json")
+        profile.write(self.out / f"profile-context-{plan.contexts[0]}.json")
         self.write_result()
 
     def write_result(self) -> dict[str, Any]:

@@ -214,10 +214,10 @@ def test_a_captured_pass_follows_lengths_and_rows_rewritten_in_place(
 @torch.inference_mode()
 def test_a_captured_step_keeps_what_it_reads(cuda: torch.device) -> None:
     """A graph keeps none of its inputs alive: freed, they would be handed to whoever allocates next."""
-    plan = ProfilePlan.default(max_num_seqs=8, num_speculative_tokens=3, max_num_batched_tokens=512, context_len=128)
+    plan = ProfilePlan(max_num_seqs=8, num_speculative_tokens=3, max_num_batched_tokens=512, contexts=(128,))
     decoder = make_decoder(cuda, torch.bfloat16)
     factory = StepFactory(decoder, decoder, plan)
-    for point in (plan.verify_point("graph", 8, 24), plan.draft_point("graph", 8, 3)):
+    for point in (plan.verify_point("graph", 8, 24, 128), plan.draft_point("graph", 8, 3)):
         step = factory.make(point)
         before = step.run().clone()
         gc.collect()
@@ -251,7 +251,7 @@ def test_a_profile_of_captured_and_eager_steps(cuda: torch.device, tmp_path: Pat
         weights="random",
         config_sha256="0" * 64,
     )
-    plan = ProfilePlan.default(
+    plan = ProfilePlan(
         max_num_seqs=4,
         num_speculative_tokens=2,
         max_num_batched_tokens=48,

@@ -58,9 +58,9 @@ def small_plan(**changes: Any) -> ProfilePlan:
         "max_num_seqs": 4,
         "num_speculative_tokens": 2,
         "max_num_batched_tokens": 48,
-        "context_len": 8,
+        "contexts": (8,),
     }
-    return ProfilePlan.default(**(limits | changes))
+    return ProfilePlan(**(limits | changes))
 
 
 def test_every_point_of_the_plan_is_in_the_profile(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_static_step_runs_padded_to_its_capture_size() -> None:
     factory = StepFactory(small_model("big").decoder, small_model("little").decoder, plan)
     assert 5 not in plan.capture_sizes
     for mode, executed in (("graph", 6), ("eager", 5)):
-        step = factory.make(plan.verify_point(mode, 4, 5))
+        step = factory.make(plan.verify_point(mode, 4, 5, 8))
         assert (step.executed_num_reqs, step.executed_num_tokens) == (4, executed)
         assert time_step(step.run, CPU).wall_ms > 0
 
@@ -269,7 +269,7 @@ def test_a_step_attends_in_its_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     attend, rows = F.scaled_dot_product_attention, []
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **b: rows.append(len(a[0])) or attend(*a, **b))
     for mode in ("graph", "eager"):
-        point = plan.verify_point(mode, 4, 12)
+        point = plan.verify_point(mode, 4, 12, 8)
         expanded = replace(point, shape=replace(point.shape, layout="batch-expansion"))
         for one, expected in ((point, 4), (expanded, 12)):
             rows.clear()
@@ -281,9 +281,9 @@ def test_a_step_attends_in_its_layout(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_past_the_models_positions_is_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match="a context of 60, steps of up to 12 tokens per request and prompts make sequences of 72, past",
+        match="a context of 62, steps of up to 3 tokens per request and prompts make sequences of 65, past",
     ):
-        profile_pair(small_model("big"), small_model("little"), small_plan(context_len=60), QUICK)
+        profile_pair(small_model("big"), small_model("little"), small_plan(contexts=(62,)), QUICK)
 
 
 def test_devices_are_named_or_refused() -> None:

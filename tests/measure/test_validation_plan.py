@@ -12,9 +12,9 @@ import torch
 from builders import make_validation_plan as make_plan
 
 from specplan.errors import ConfigError
-from specplan.measure import ValidationPlan
+from specplan.measure import ProfilePlan, ValidationPlan
 from specplan.measure.steps import StepFactory
-from specplan.measure.validation_plan import ProfilePlans, spread_of
+from specplan.measure.validation_plan import profile_plan, spread_of, timed_points
 from specplan.models import load_model
 from specplan.planning import parse_policy
 
@@ -36,7 +36,7 @@ def test_a_plan_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -
 
 
 def test_every_concurrency_is_measured() -> None:
-    points = plans_of(make_plan(concurrencies=(3, 5), max_num_batched_tokens=40)).points()
+    points = timed_points(plan_of(make_plan(concurrencies=(3, 5), max_num_batched_tokens=40)))
     assert len(points) == len(set(points))
     of = {
         model: {point.shape.num_reqs for point in points if point.model == model and not point.shape.is_mixed}
@@ -45,10 +45,21 @@ def test_every_concurrency_is_measured() -> None:
     assert of == {"verify": {3, 5}, "draft": {1, 2, 3, 5}}  # and half of each
     mixed = [point.shape for point in points if point.shape.is_mixed]
     assert {shape.num_verifying for shape in mixed} == {0, 3, 5}
-    assert {shape.num_prompt_tokens for shape in mixed} == {1, 4, 16, 40}
+    assert {shape.num_prompt_tokens for shape in mixed if not shape.num_verifying} == {1, 4, 16, 40}
 
 
-def plans_of(plan: ValidationPlan, prompt_lens: Sequence[int] = (10, 20, 60), num_positions: int = 999) -> ProfilePlans:
+def test_what_is_never_served_is_not_timed() -> None:
+    """Eager steps that a graph would run, a first pass of the whole step, and machinery that is timed as it is served.
+    """
+    points = timed_points(plan_of(make_plan(concurrencies=(3, 5), max_num_batched_tokens=40)))
+    assert {point.model for point in points} == {"verify", "head", "draft", "draft-prefill"}
+    assert {point.mode for point in points if point.model == "draft"} == {"graph"}
+    assert {point.mode for point in points if point.model == "verify" and not point.shape.is_mixed} == {"graph"}
+    drafts = [(point.shape.num_reqs, point.k) for point in points if point.model == "draft"]
+    assert len(drafts) == len(set(drafts))
+
+
+def plan_of(plan: ValidationPlan, prompt_lens: Sequence[int] = (10, 20, 60), num_positions: int = 999) -> ProfilePlan:
     """Requests that ran from these tokens on, for four steps each."""
     num_requests = len(prompt_lens)
     trace: Any = SimpleNamespace(
@@ -56,40 +67,40 @@ def plans_of(plan: ValidationPlan, prompt_lens: Sequence[int] = (10, 20, 60), nu
         position=np.tile(np.arange(1, 5), num_requests),
         prompt_len=np.array(prompt_lens),
     )
-    return ProfilePlans.of_trace(plan, trace, num_positions=num_positions)
+    return profile_plan(plan, trace, num_positions=num_positions)
 
 
 def test_a_trace_of_few_long_requests_is_timed_at_all_its_points() -> None:
     """The mean context lies above the ninetieth percentile, and caches hold what is timed at it."""
-    plan = make_plan(concurrencies=(1, 4), max_num_batched_tokens=64)
-    plans = plans_of(plan, [20] * 95 + [200] * 5, num_positions=256)
-    assert plans.short.context_len < plans.mean.context_len == plans.long.context_len == 31
+    plan = plan_of(make_plan(concurrencies=(1, 4), max_num_batched_tokens=64), [20] * 95 + [200] * 5, num_positions=256)
+    assert plan.contexts[0] < plan.drafting_context_len == plan.contexts[1] == 31
     target, draft = (
         load_model("tiny", role, device=torch.device("cpu"), dtype=torch.float32) for role in ("target", "draft")
     )
-    factory = StepFactory(target.decoder, draft.decoder, plans.longest)
-    for point in plans.points():
+    factory = StepFactory(target.decoder, draft.decoder, plan)
+    for point in timed_points(plan):
         factory.make(point)
 
 
 def test_steps_are_timed_as_long_and_as_unlike_as_the_traces() -> None:
-    plans = plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40))
-    assert (plans.short.context_len, plans.mean.context_len, plans.long.context_len) == (12, 32, 62)
-    assert plans.long.prompt_len == 46  # (10^2 + 20^2 + 60^2) / 90: as many squares of lengths as the trace's
-    assert plans.long.prompts(90) == (45, 45)
-    contexts = plans.long.context_lens(6, 63, "spread")
+    plan = plan_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40))
+    assert (plan.contexts, plan.drafting_context_len) == ((12, 62), 32)
+    assert plan.prompt_len == 46  # (10^2 + 20^2 + 60^2) / 90: as many squares of lengths as the trace's
+    assert plan.prompts(90) == (45, 45)
+    contexts = plan.context_lens(6, 63, "spread")
     assert sum(contexts) == pytest.approx(6 * 63, abs=1)
     assert max(contexts) / min(contexts) > 4
-    assert {point.shape.context_len for point in plans.points() if point.model == "draft"} == {32}
-    assert {point.shape.context_len for point in plans.points() if point.model == "verify"} == {0, 12, 62}
+    points = timed_points(plan)
+    assert {point.shape.context_len for point in points if point.model == "draft"} == {32}
+    assert {point.shape.context_len for point in points if point.model == "verify"} == {0, 12, 62}
 
 
 def test_contexts_stay_within_the_models_positions() -> None:
-    plans = plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=100)
-    assert plans.long.context_len < 62
-    assert 98 <= plans.longest.longest_sequence <= 100  # as long as they can be
-    with pytest.raises(ConfigError, match="leave no context of the models' 8 positions"):
-        plans_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=8)
+    plan = plan_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=100)
+    assert plan.contexts[1] < 62
+    assert 98 <= plan.longest_sequence <= 100  # as long as they can be
+    with pytest.raises(ConfigError, match="leave no context of the models' 2 positions"):
+        plan_of(make_plan(concurrencies=(3, 6), max_num_batched_tokens=40), num_positions=2)
 
 
 def test_a_spread_is_of_lengths_over_their_mean() -> None:

@@ -36,6 +36,7 @@ def policy(name: str, concurrency: int, gain: float | None = None, **changes: An
             "num_steps": 500,
             "num_requests": 100,
             "extrapolated_share": 0.0,
+            "cost_error": 0.02,
         }
         | changes
     )
@@ -222,7 +223,7 @@ def test_notes_say_what_the_figures_rest_on() -> None:
         "adaptive and oracle always draft K = 7 and choose what to verify; a fixed:k that drafts fewer can pass both",
         "oracle is anticipating: it knows what will be accepted, so it is a bound on better rankings and cannot be "
         "deployed",
-        "intervals from 100 draws of the requests; widened by the costs' held-out error, 2.0%",
+        "intervals from 100 draws of the requests; widened by what is known of the costs of each policy's steps, 2.0%",
     ]
     raw = msgspec.structs.replace(found, calibration="off", calibration_report=None, is_approximate=True)
     assert simulation_notes(raw)[0].startswith("100 requests of prompts.jsonl, K = 7, an approximate replay")

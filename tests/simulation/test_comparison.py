@@ -20,20 +20,28 @@ TOTALS = ReplayTotals(
     num_accepted=60,
     num_extrapolated=1,
     time_ms=1000.0,
+    ci_ms=0.0,
     tpot_ms_sum=12.0,
     num_tpot=4,
 )
 
 
-def replays(policy: str, speeds: list[float], *, speed: float | None = None) -> PolicyReplays:
+def replays(
+    policy: str, speeds: list[float], *, speed: float | None = None, error: float = 0.0, interval: float = 0.0
+) -> PolicyReplays:
     """Tokens per second of the resamples; of the trace itself their mean."""
 
     def at(tokens_per_s: float) -> ReplayTotals:
-        return replace(TOTALS, time_ms=TOTALS.num_output_tokens * 1000 / tokens_per_s)
+        time_ms = TOTALS.num_output_tokens * 1000 / tokens_per_s
+        return replace(TOTALS, time_ms=time_ms, ci_ms=interval * time_ms)
 
     mean = sum(speeds) / len(speeds) if speed is None else speed
     return PolicyReplays(
-        policy=parse_policy(policy), concurrency=8, totals=at(mean), resampled=[at(speed) for speed in speeds]
+        policy=parse_policy(policy),
+        concurrency=8,
+        totals=at(mean),
+        resampled=[at(speed) for speed in speeds],
+        held_out_error=error,
     )
 
 
@@ -48,11 +56,20 @@ def test_gains_are_paired() -> None:
 
 def test_the_error_of_the_costs_widens_the_interval() -> None:
     base = replays("none", [100, 150, 200])
-    gain = gain_over(replays("fixed:3", [110, 165, 220]), base, cost_error=0.2)
+    gain = gain_over(replays("fixed:3", [110, 165, 220], error=0.2), base)
     assert gain.interval == pytest.approx((1.1 * 0.8 - 1, 1.1 * 1.2 - 1))
     assert gain.verdict == "too close to call"
-    hopeless = gain_over(replays("fixed:3", [110, 165, 220]), base, cost_error=2.4).interval
+    hopeless = gain_over(replays("fixed:3", [110, 165, 220], error=2.4), base).interval
     assert hopeless == pytest.approx((-1.0, 1.1 * 3.4 - 1))  # no speed is below 0
+
+
+@pytest.mark.parametrize(("error", "interval", "known_to"), [(0.2, 0.05, 0.2), (0.05, 0.2, 0.2), (0.0, 0.0, 0.0)])
+def test_a_replay_is_known_no_better_than_its_cells(error: float, interval: float, known_to: float) -> None:
+    """Whichever of the two policies is the less known decides."""
+    base, known = replays("none", [100.0] * 3), replays("fixed:3", [110.0] * 3, error=error, interval=interval)
+    assert known.cost_error == known_to
+    for gain, ratio in ((gain_over(known, base), 1.1), (gain_over(base, known), 1 / 1.1)):
+        assert gain.interval == pytest.approx((ratio * (1 - known_to) - 1, ratio * (1 + known_to) - 1))
 
 
 def test_the_interval_is_the_middle_95_percent() -> None:

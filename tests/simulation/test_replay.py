@@ -109,6 +109,7 @@ def test_equal_rows_follow_the_closed_form(make_case: Any, make_prices: Any, pol
         num_accepted=requests * verify_steps * min(admitted, accepted),
         num_extrapolated=0,
         time_ms=rounds * (prefill_ms + verify_steps * step_ms),
+        ci_ms=0.0,
         tpot_ms_sum=pytest.approx(requests * verify_steps * step_ms / (output_len - 1)),  # type: ignore[arg-type]
         num_tpot=requests,
     )

@@ -23,6 +23,7 @@ def random_prices(rng: np.random.Generator, max_num_reqs: int, max_num_tokens: i
         contexts=np.sort(rng.choice(80, num_contexts, replace=False)).astype(np.float64),
         verify_ms=np.broadcast_to(verify_ms, shape).copy(),
         extrapolated=rng.random(shape) < 0.2,
+        context_ms=rng.choice([0.0, 0.01]),
     )
     return StepPrices(
         verify=verify,
@@ -71,6 +72,7 @@ def random_case(seed: int) -> tuple[ReplayCase, np.ndarray]:
         lag=seed % 3,
         prices=prices,
         planner_prices=random_prices(rng, concurrency, max_tokens, k) if seed % 5 == 0 else prices,
+        half_widths=random_prices(rng, concurrency, max_tokens, k) if seed % 3 == 0 else None,
     )
     return case, rng.integers(0, num_requests, num_requests)
 
@@ -95,6 +97,7 @@ def random_ema_case(seed: int) -> tuple[ReplayCase, np.ndarray]:
             confidence=None,
             prices=prices,
             planner_prices=prices,
+            half_widths=prices if seed % 2 else None,
         ),
         order,
     )

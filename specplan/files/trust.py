@@ -1,0 +1,105 @@
+"""How far costs can be trusted: held-out errors, and comparisons of what was measured in two ways."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from specplan.files.profile import Milliseconds
+
+__all__ = ["AdditiveFit", "FeedCosts", "HeldOutError", "LayoutCosts", "RegionError"]
+
+Interval = Annotated[float, Meta(ge=0)]
+ADDITIVE: Final = 0.02  # an additive fit holds where 95 of 100 points lie within this of it
+
+
+class RegionError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How well held-out points are predicted. `mape`, `p95` and `bias` are fractions of the held-out cost.
+
+    With e = predicted / held out - 1: mape = mean |e|, p95 = the 95th percentile of |e|, bias = mean e.
+    """
+
+    method: str
+    mape: float
+    p95: float
+    bias: float
+    points: Annotated[int, Meta(ge=1)]
+
+
+class HeldOutError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Per region; null where there is too little data to hold anything out."""
+
+    captured: RegionError | None
+    smooth: RegionError | None
+    draft: RegionError | None
+    overhead: RegionError | None
+    draft_prefill: RegionError | None
+    mixed: RegionError | None = None
+    ragged: RegionError | None = None  # of the price of even steps, where ragged ones were timed beside them
+
+
+class AdditiveFit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far a verify pass costs so much for its tokens, and `context_ms` for each token of context that its requests
+    hold together.
+
+    `error` is of the measured points against that sum. Where it holds, contexts past the longest measured are priced by
+    `context_ms`; where not, the longest measured holds.
+    """
+
+    context_ms: Annotated[float, Meta(ge=0)]
+    error: RegionError
+
+    @property
+    def holds(self) -> bool:
+        return self.error.p95 <= ADDITIVE
+
+
+class FeedCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What drafting costs by what the drafter's first pass takes: of each of `num_reqs` requests its last few tokens,
+    or all tokens of the step. Medians, and half-widths of their 95% intervals.
+    """
+
+    num_reqs: Annotated[int, Meta(ge=1)]
+    k: Annotated[int, Meta(ge=0)]
+    narrow_len: Annotated[int, Meta(ge=1)]  # tokens of each request
+    narrow_ms: Milliseconds
+    narrow_ci_ms: Interval
+    wide_len: Annotated[int, Meta(ge=1)]
+    wide_ms: Milliseconds
+    wide_ci_ms: Interval
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long the wide first pass makes drafting take."""
+        return self.wide_ms / self.narrow_ms
+
+    @property
+    def is_too_close_to_call(self) -> bool:
+        return abs(self.wide_ms - self.narrow_ms) <= self.narrow_ci_ms + self.wide_ci_ms
+
+
+class LayoutCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a verify pass costs in either layout: `num_reqs` requests with `k` drafts each, run at `num_tokens`.
+
+    Medians, and half-widths of their 95% intervals. The two are too close to call where their intervals overlap.
+    """
+
+    context_len: Annotated[int, Meta(ge=0)]
+    num_reqs: Annotated[int, Meta(ge=1)]
+    k: Annotated[int, Meta(ge=0)]
+    num_tokens: Annotated[int, Meta(ge=1)]
+    multi_query_ms: Milliseconds
+    multi_query_ci_ms: Interval
+    batch_expansion_ms: Milliseconds
+    batch_expansion_ci_ms: Interval
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as multi-query batch expansion takes."""
+        return self.batch_expansion_ms / self.multi_query_ms
+
+    @property
+    def is_too_close_to_call(self) -> bool:
+        difference_ms = abs(self.batch_expansion_ms - self.multi_query_ms)
+        return difference_ms <= self.multi_query_ci_ms + self.batch_expansion_ci_ms
