@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -19,6 +19,13 @@ class Monotone(StrEnum):
     NONE = "none"
 
 
+class SemanticsName(StrEnum):
+    PADDED = "padded"
+    LINEAR = "linear"
+    EXACT = "exact"
+    FLOOR = "floor"
+
+
 def tables(
     profile: Annotated[Path, typer.Argument(help="Profile written by `specplan profile`.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Cost tables to write (JSON).")] = None,
@@ -29,6 +36,17 @@ def tables(
             "none: the data as measured."
         ),
     ] = Monotone.RUNNING_MAX,
+    semantics: Annotated[
+        SemanticsName,
+        typer.Option(
+            help="What a verify pass of a size that was not measured costs. padded: what the next captured size does. "
+            "linear: between its neighbours. floor: what the size below does, as engines that round down believe. "
+            "exact: nothing; such tables plan, and do not charge."
+        ),
+    ] = SemanticsName.PADDED,
+    compare_semantics: Annotated[
+        bool, typer.Option("--compare-semantics", help="Show what planning by one and running another would lose.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Price every batch size: padded up to the capture limit, smooth above it.
@@ -36,19 +54,37 @@ def tables(
     Example: specplan tables profile.json -o tables.json
 
     Where the profile timed both layouts, the tables also show how many times as long batch expansion takes.
+    --compare-semantics draws batches of confidences, and with --json prints the comparison alone.
     """
+    import msgspec
+
     from specplan.costs import tables_from_profile
     from specplan.files import Profile, require_writable
-    from specplan.report.tables import tables_report
+    from specplan.files.tables import Semantics
+    from specplan.report.tables import semantics_report, tables_report
 
     if output is not None:
         require_writable(output, profile)
-    built = tables_from_profile(Profile.read(profile), monotone=monotone.value)
+    measured = Profile.read(profile)
+    built = tables_from_profile(measured, monotone=monotone.value, semantics=semantics.value)
+    compared = None
+    if compare_semantics:
+        from specplan.planning.semantics import compare_semantics as compare
+
+        names = get_args(Semantics)
+        compared = compare(
+            {name: tables_from_profile(measured, monotone=monotone.value, semantics=name) for name in names}
+        )
     if output is not None:
         built.write(output)
+    if json and compared is not None:
+        print_json(msgspec.to_builtins(compared))
+        return
     if json:
         print_json(built.to_json())
         return
     show(*tables_report(built))
+    if compared is not None:
+        show(*semantics_report(compared))
     if output is not None:
         typer.echo(f"wrote {output}")

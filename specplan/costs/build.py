@@ -15,9 +15,9 @@ from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, summarise
 from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, lowered_limit
 from specplan.costs.pricing import Rows, plan_row, price_rows
 from specplan.errors import ConfigError
-from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone
+from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, Semantics
 
-__all__ = ["build_cost_tables", "check_at_least", "check_monotone", "free_draft"]
+__all__ = ["build_cost_tables", "check_at_least", "check_monotone", "check_semantics", "free_draft"]
 
 
 def build_cost_tables(
@@ -29,6 +29,7 @@ def build_cost_tables(
     capture_limit: int = 0,
     draft_capture_limit: int | None = None,
     monotone: Monotone = "running-max",
+    semantics: Semantics = "padded",
     overhead_ms: float = 0.0,
 ) -> CostTables:
     """Tables of one row each from `(num_reqs, ms)` and `(num_tokens, ms)` points.
@@ -41,9 +42,12 @@ def build_cost_tables(
         draft_capture_limit: In requests. None: every draft point is a captured size.
         monotone: "running-max" keeps costs non-decreasing; "pad-up" prices a captured size at the cheapest one that
             holds it; "none" shows the data.
+        semantics: What a verify pass of a size between the points costs: "padded" up to the next captured one, "linear"
+            between any two, "floor" what the one below it does, "exact" nothing but the points.
         overhead_ms: Added to every step, whatever its requests. The drafter's prefill costs nothing here.
     """
     check_monotone(monotone)
+    check_semantics(semantics)
     max_num_reqs = check_at_least(1, "max_num_reqs", max_num_reqs)
     max_num_tokens = check_at_least(1, "max_num_tokens", max_num_tokens)
     capture_limit = check_at_least(0, "capture_limit", capture_limit)
@@ -55,12 +59,11 @@ def build_cost_tables(
     verify = clean_curve(verify_curve, name="verify", axis="num_tokens")
     captured = verify.sizes[verify.sizes <= capture_limit].tolist()
     used_limit = max(captured, default=0)
-    verify_row = _price(verify, used_limit, max_num_tokens, monotone, "verify")
+    verify_row = _price(verify, used_limit, max_num_tokens, monotone, "verify", semantics)
+    padded = verify_row if semantics == "padded" else _price(verify, used_limit, max_num_tokens, monotone, "verify")
     findings = [
         *lowered_limit(capture_limit, used_limit, name="verify", unit="tokens"),
-        *judge_costs(
-            Evidence(name="verify", unit="tokens", curves=[_measured(verify, "verify")], cells_ms=verify_row.ms)
-        ),
+        *judge_costs(Evidence(name="verify", unit="tokens", curves=[_measured(verify, "verify")], cells_ms=padded.ms)),
     ]
     if draft_curve is None:
         draft_row, draft_capture_limit = free_draft(max_num_reqs), None
@@ -80,6 +83,7 @@ def build_cost_tables(
         capture_limit=used_limit,
         draft_capture_limit=draft_capture_limit,
         monotone=monotone,
+        semantics=semantics,
         error=HeldOutError(
             captured=None,
             smooth=summarise(smooth_errors, LEAVE_ONE_OUT),
@@ -123,9 +127,16 @@ def check_at_least(least: int, name: str, value: int) -> int:
 
 
 def check_monotone(monotone: str) -> None:
-    known = get_args(Monotone)
-    if monotone not in known:
-        raise ConfigError(f"monotone: expected one of {', '.join(known)}, got {monotone!r}", f"pass {known[0]!r}")
+    _check_one_of("monotone", monotone, get_args(Monotone))
+
+
+def check_semantics(semantics: str) -> None:
+    _check_one_of("semantics", semantics, get_args(Semantics))
+
+
+def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name}: expected one of {', '.join(known)}, got {value!r}", f"pass {known[0]!r}")
 
 
 def _draft(
@@ -143,10 +154,13 @@ def _draft(
     return row, None if asked_limit is None else limit, findings
 
 
-def _price(curve: Curve, capture_limit: int, max_size: int, monotone: Monotone, name: str) -> Rows:
-    plan = plan_row(curve.sizes, capture_limit=capture_limit, max_size=max_size, name=name)
+def _price(
+    curve: Curve, capture_limit: int, max_size: int, monotone: Monotone, name: str, semantics: Semantics = "padded"
+) -> Rows:
+    plan = plan_row(curve.sizes, capture_limit=capture_limit, max_size=max_size, name=name, semantics=semantics)
     measured = np.zeros(len(curve.sizes), dtype=np.uint8)
-    return price_rows(plan, curve.ms, np.zeros(len(curve.sizes)), measured, monotone=monotone)
+    unknown_ci = np.zeros(len(curve.sizes))
+    return price_rows(plan, curve.ms, unknown_ci, measured, monotone=monotone, semantics=semantics)
 
 
 def _measured(curve: Curve, place: str) -> MeasuredCurve:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specplan import __version__
 from specplan.costs.additive import fit_additive
-from specplan.costs.build import check_at_least, check_monotone, free_draft
+from specplan.costs.build import check_at_least, check_monotone, check_semantics, free_draft
 from specplan.costs.conditions import judge_conditions
 from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summarise
 from specplan.costs.feeds import compare_feeds, judge_feeds
@@ -33,7 +33,7 @@ from specplan.costs.samples import (
 )
 from specplan.errors import CoverageError
 from specplan.files.profile import Profile
-from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, RegionError, Source
+from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, RegionError, Semantics, Source
 from specplan.shapes import Lengths
 
 __all__ = ["tables_from_profile"]
@@ -45,6 +45,7 @@ def tables_from_profile(
     profile: Profile,
     *,
     monotone: Monotone = "running-max",
+    semantics: Semantics = "padded",
     max_num_tokens: int | None = None,
     max_num_reqs: int | None = None,
     lengths: Lengths = "even",
@@ -56,9 +57,11 @@ def tables_from_profile(
     and the drafter's prefill are a row each, mixed steps a grid (mixed.py). By default the tables go as far as the
     profile says the engine does; `max_num_tokens` is of a step, prompts included.
 
+    `semantics`: of the verify pass between the sizes that were measured; see pricing.py.
     `lengths`: of the steps that are priced, where the profile timed several; see `shapes.Lengths`.
     """
     check_monotone(monotone)
+    check_semantics(semantics)
     digest = profile.digest()
     ragged = verify_points(of_lengths(profile, "ragged")) if lengths == "even" else None
     profile = of_lengths(profile, lengths)
@@ -86,8 +89,13 @@ def tables_from_profile(
     rows = np.union1d(verify.row[verify.row < max_num_reqs], [max_num_reqs])
     verify_ms, verify_ci_ms = verify.median_ms, verify.half_width_ms
     verify_curves = list(_curves(verify, verify_ms, verify_ci_ms, "{row} requests, context {page}"))
-    pricing = _Pricing(name="verify", capture_limit=capture_limit, monotone=monotone)
+    pricing = _Pricing(name="verify", capture_limit=capture_limit, monotone=monotone, semantics=semantics)
     verify_rows = pricing.price(verify, verify_ms, verify_ci_ms, rows=rows, max_size=max_num_tokens)
+    # Findings are of what was measured, however it is read between.
+    padded = verify_rows
+    if semantics != "padded":
+        as_padded = replace(pricing, semantics="padded")
+        padded = as_padded.price(verify, verify_ms, verify_ci_ms, rows=rows, max_size=max_num_tokens)
     smooth_errors = [leave_one_out(curve.sizes, curve.ms, capture_limit=capture_limit) for curve in verify_curves]
     draft = _draft_table(profile, max_num_reqs, monotone)
     overhead = _row(host_points(profile), "host", max_num_reqs, monotone)
@@ -107,6 +115,7 @@ def tables_from_profile(
         capture_limit=capture_limit,
         draft_capture_limit=draft.capture_limit,
         monotone=monotone,
+        semantics=semantics,
         error=HeldOutError(
             captured=split_half(verify, pricing.predictor(verify), verify.size <= capture_limit),
             smooth=summarise(np.concatenate(smooth_errors), LEAVE_ONE_OUT),
@@ -119,7 +128,7 @@ def tables_from_profile(
         findings=[
             *judge_profile(profile),
             *judge_conditions(profile),
-            *judge_costs(Evidence(name="verify", unit="tokens", curves=verify_curves, cells_ms=verify_rows.ms)),
+            *judge_costs(Evidence(name="verify", unit="tokens", curves=verify_curves, cells_ms=padded.ms)),
             *judge_ragged(of_ragged),
             *draft.findings,
             *judge_feeds(feeds),
@@ -167,6 +176,7 @@ class _Pricing:
     name: str
     capture_limit: int
     monotone: Monotone
+    semantics: Semantics = "padded"
 
     def price(
         self,
@@ -183,8 +193,16 @@ class _Pricing:
             sheet = fill_sheet(points.row[at], points.size[at], ms[at], ci_ms[at], rows=rows)
             if self.name == "verify":
                 sheet = hold_impossible(sheet, rows)
-            plan = plan_row(sheet.sizes, capture_limit=self.capture_limit, max_size=max_size, name=self.name)
-            pages.append(price_rows(plan, sheet.ms, sheet.ci_ms, sheet.source, monotone=self.monotone))
+            plan = plan_row(
+                sheet.sizes,
+                capture_limit=self.capture_limit,
+                max_size=max_size,
+                name=self.name,
+                semantics=self.semantics,
+            )
+            pages.append(
+                price_rows(plan, sheet.ms, sheet.ci_ms, sheet.source, monotone=self.monotone, semantics=self.semantics)
+            )
         return Rows(
             ms=np.stack([page.ms for page in pages]),
             ci_ms=np.stack([page.ci_ms for page in pages]),

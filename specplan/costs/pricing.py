@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specplan.errors import CoverageError
-from specplan.files.tables import Monotone, Source
+from specplan.files.tables import Monotone, Semantics, Source
 
 __all__ = ["RowPlan", "Rows", "plan_row", "price_rows", "reference_row"]
 
@@ -43,12 +44,20 @@ def plan_row(
     capture_limit: int,
     max_size: int,
     name: str,
+    semantics: Semantics = "padded",
 ) -> RowPlan:
-    """The pricing rule for cells 0..max_size; cell 0 costs what cell 1 costs.
+    """The pricing rule for cells 0..max_size; cell 0 costs what cell 1 costs. `name` is for the error.
 
-    At or below the limit t costs the smallest captured size >= t. Above it, linear between the measured sizes above it;
-    up to the first of those, that one's cost; past the last, the last slope goes on. `name` is for the error.
+    padded: at or below the limit t costs the smallest captured size >= t. Above it, linear between the measured sizes
+    above it; up to the first of those, that one's cost; past the last, the last slope goes on.
+
+    linear: as if nothing were captured. floor: t costs the largest measured size <= t, as in engines that round down,
+    and what is past the last costs the last. exact: a size costs what it was measured to, or has no cost.
     """
+    if semantics == "floor":
+        return _floor_row(sizes, max_size)
+    if semantics in ("linear", "exact"):
+        capture_limit = 0
     size = np.arange(max_size + 1)
     size[0] = 1
     last = len(sizes) - 1
@@ -69,12 +78,32 @@ def plan_row(
     source[between] = Source.INTERPOLATED
 
     beyond = size > sizes[last]
-    if beyond.any():
+    if semantics == "exact":
+        source[~measured] = Source.UNMEASURED
+    elif beyond.any():
         low[beyond], high[beyond] = _slope_points(sizes, num_captured, max_size, name)
         steps[beyond] = (size - sizes[last])[beyond]
         span[beyond] = (sizes[high] - sizes[low])[beyond]
         source[beyond] = Source.EXTRAPOLATED
     return RowPlan(num_captured=num_captured, base=base, low=low, high=high, steps=steps, span=span, source=source)
+
+
+def _floor_row(sizes: NDArray[np.int64], max_size: int) -> RowPlan:
+    size = np.arange(max_size + 1)
+    size[0] = 1
+    base = np.maximum(np.searchsorted(sizes, size, side="right") - 1, 0)
+    source = np.full(max_size + 1, Source.INTERPOLATED, dtype=np.uint8)
+    source[(size > sizes[-1]) | (size < sizes[0])] = Source.EXTRAPOLATED
+    source[sizes[base] == size] = Source.MEASURED
+    return RowPlan(
+        num_captured=0,
+        base=base,
+        low=base,
+        high=base,
+        steps=np.zeros(max_size + 1),
+        span=np.ones(max_size + 1),
+        source=source,
+    )
 
 
 def price_rows(
@@ -84,6 +113,7 @@ def price_rows(
     source: NDArray[np.uint8],  # [..., P] of Source
     *,
     monotone: Monotone,
+    semantics: Semantics = "padded",
 ) -> Rows:
     """Rows of cells from rows of costs at the plan's sizes. A cell's source is the worst it rests on."""
     origin = _origin(ms, plan.num_captured, monotone)
@@ -106,7 +136,18 @@ def price_rows(
     cells_ci = ci_ms[..., plan.base] + weight * np.where(extrapolated, high_ci + low_ci, high_ci - low_ci)
     cells_source = np.maximum(plan.source, source[..., plan.base])
     rests_on_high = np.where(plan.steps > 0, source[..., plan.high], Source.MEASURED).astype(np.uint8)
-    return Rows(ms=cells, ci_ms=np.maximum(cells_ci, 0.0), source=np.maximum(cells_source, rests_on_high))
+    rows = Rows(ms=cells, ci_ms=np.maximum(cells_ci, 0.0), source=np.maximum(cells_source, rests_on_high))
+    return _measured_alone(rows) if semantics == "exact" else rows
+
+
+def _measured_alone(rows: Rows) -> Rows:
+    """The rows without a cell that rests on anything but a measurement of its own."""
+    unmeasured = rows.source != Source.MEASURED
+    return Rows(
+        ms=np.where(unmeasured, np.inf, rows.ms),
+        ci_ms=np.where(unmeasured, 0.0, rows.ci_ms),
+        source=np.where(unmeasured, Source.UNMEASURED, Source.MEASURED).astype(np.uint8),
+    )
 
 
 def _origin(
@@ -148,10 +189,11 @@ def reference_row(
     capture_limit: int,
     max_size: int,
     monotone: Monotone,
+    semantics: Semantics = "padded",
 ) -> list[float]:
     """`plan_row` and `price_rows` for one row, cell by cell as the rule reads; tests hold them equal."""
-    captured = [size for size in sizes if size <= capture_limit]
-    above = [size for size in sizes if size > capture_limit]
+    captured = [size for size in sizes if size <= capture_limit and semantics == "padded"]
+    above = [size for size in sizes if size not in captured]
     cost = dict(zip(sizes, ms, strict=True))
     if monotone == "running-max":
         cost = {size: max(cost[smaller] for smaller in sizes if smaller <= size) for size in sizes}
@@ -161,6 +203,10 @@ def reference_row(
     def cell(t: int) -> float:
         if t in cost:
             return cost[t]
+        if semantics == "exact":
+            return math.inf
+        if semantics == "floor":
+            return cost[max((size for size in sizes if size <= t), default=sizes[0])]
         if captured and t <= captured[-1]:
             return cost[min(size for size in captured if size >= t)]
         if above and t <= above[0]:

@@ -27,9 +27,8 @@ def ragged_error(
     """Over the ragged points that the table has a cell for."""
     inside = np.isin(ragged.page, pages) & np.isin(ragged.row, rows) & (ragged.size < table_ms.shape[-1])
     cells = (np.searchsorted(pages, ragged.page[inside]), np.searchsorted(rows, ragged.row[inside]))
-    if not inside.any():
-        return None
-    return summarise(table_ms[(*cells, ragged.size[inside])] / ragged.median_ms[inside] - 1.0, _METHOD)
+    errors = table_ms[(*cells, ragged.size[inside])] / ragged.median_ms[inside] - 1.0
+    return summarise(errors[np.isfinite(errors)], _METHOD)
 
 
 def judge_ragged(error: RegionError | None) -> Iterator[Finding]:

@@ -30,10 +30,11 @@ class Source(IntEnum):
     PADDED = 1
     INTERPOLATED = 2
     EXTRAPOLATED = 3
+    UNMEASURED = 4  # no cost at all: infinite in memory, null in a file
 
 
 MOST_MS: Final = 1e9  # eleven days: no step, and far from where sums of steps overflow
-LETTERS: Final = "mpix"
+LETTERS: Final = "mpixu"
 LEGEND: Final = {letter: source.name.lower() for letter, source in zip(LETTERS, Source, strict=True)}
 
 
@@ -65,7 +66,8 @@ def check_table(
     for place, array in ((f".{name}_source", source), (f".{name}_ci_ms", ci_ms)):
         if array is not None and array.shape != ms.shape:
             raise ValueError(f"{place}: expected shape {list(ms.shape)}, got {list(array.shape)}")
-    _check_costs(f"{name}_", ms, ci_ms, positive=positive)
+    unmeasured = None if source is None else source == Source.UNMEASURED
+    _check_costs(f"{name}_", ms, ci_ms, positive=positive, unmeasured=unmeasured)
     if source is not None:
         source.setflags(write=False)
 
@@ -81,8 +83,17 @@ def check_grid(
     _check_costs("", ms, ci_ms, positive=True)
 
 
-def _check_costs(prefix: str, ms: NDArray[np.float64], ci_ms: NDArray[np.float64] | None, *, positive: bool) -> None:
+def _check_costs(
+    prefix: str,
+    ms: NDArray[np.float64],
+    ci_ms: NDArray[np.float64] | None,
+    *,
+    positive: bool,
+    unmeasured: NDArray[np.bool_] | None = None,
+) -> None:
     bad = ~np.isfinite(ms) | ((ms <= 0) if positive else (ms < 0)) | (ms > MOST_MS)
+    if unmeasured is not None:
+        bad = np.where(unmeasured, ms != np.inf, bad)
     _refuse_cells(f".{prefix}ms", ms, bad, "a positive" if positive else "a non-negative")
     ms.setflags(write=False)
     if ci_ms is not None:
@@ -93,10 +104,9 @@ def _check_costs(prefix: str, ms: NDArray[np.float64], ci_ms: NDArray[np.float64
 def _refuse_cells(place: str, array: NDArray[np.float64], bad: NDArray[np.bool_], expected: str) -> None:
     for cell in np.argwhere(bad):
         at = "".join(f"[{index}]" for index in cell)
-        raise ValueError(
-            f"{place}{at}: expected {expected} number of milliseconds, at most {MOST_MS:g}, got "
-            f"{float(array[tuple(cell)])}"
-        )
+        value = float(array[tuple(cell)])
+        got = "null" if value == np.inf else value
+        raise ValueError(f"{place}{at}: expected {expected} number of milliseconds, at most {MOST_MS:g}, got {got}")
 
 
 def encode_array(array: object) -> Any:
@@ -104,15 +114,21 @@ def encode_array(array: object) -> Any:
     if not isinstance(array, np.ndarray):
         raise NotImplementedError(f"cannot encode {type(array)}")
     if array.dtype != np.uint8:
-        return array.tolist()
+        return array.tolist() if np.isfinite(array).all() else _nulls(array)
     if array.ndim == 1:
         return "".join(LETTERS[source] for source in array)
     return [encode_array(row) for row in array]
 
 
+def _nulls(array: NDArray[np.float64]) -> Any:
+    if array.ndim > 1:
+        return [_nulls(row) for row in array]
+    return [None if ms == np.inf else ms for ms in array.tolist()]
+
+
 def decode_array(type_: Any, value: Any) -> NDArray[Any]:
     sources = get_args(get_args(type_)[1])[0] is np.uint8
-    expected: Any = str if sources else float
+    expected: Any = str if sources else float | None
     inner = value
     while isinstance(inner, list):
         expected = list[expected]
@@ -133,7 +149,9 @@ def _stack(value: Any, place: str, sources: bool) -> NDArray[Any]:
                 raise ValueError(f"{place}[{index}]: expected one of {', '.join(LETTERS)}, got {letter!r}")
         return np.array([LETTERS.index(letter) for letter in value], dtype=np.uint8)
     if not (isinstance(value, list) and value and isinstance(value[0], list | str)):
-        return np.array(value, dtype=np.uint8 if sources else np.float64)
+        if sources or not isinstance(value, list):
+            return np.array(value, dtype=np.uint8 if sources else np.float64)
+        return np.array([np.inf if ms is None else ms for ms in value], dtype=np.float64)
     rows = [_stack(row, f"{place}[{index}]", sources) for index, row in enumerate(value)]
     for index, row in enumerate(rows):
         if row.shape != rows[0].shape:

@@ -40,6 +40,7 @@ __all__ = [
     "MachineryCosts",
     "Monotone",
     "RegionError",
+    "Semantics",
     "Source",
 ]
 
@@ -48,6 +49,8 @@ __all__ = [
 TABLES_SCHEMA: Final = "specplan.tables/1"
 
 Monotone = Literal["running-max", "pad-up", "none"]
+# What a verify pass of a size that was not measured is taken to cost.
+Semantics = Literal["padded", "linear", "exact", "floor"]
 
 
 class Finding(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,9 +80,11 @@ class CostTables(
 
     `num_reqs` and `contexts` are the measured requests and contexts of the verify axes; tables made from a plain curve
     have one of each, and hold for any. `draft_ks` is None where one draft row holds for every k. A `_ci_ms` is the
-    half-width of the 95% interval, None without raw repetitions. `capture_sizes` are those that were measured.
-    `draft_capture_limit` is in requests; None: every measured draft size is a captured one. All costs are of the
-    multi-query layout; `layout_costs` compares it with batch expansion, and is empty where only one was measured.
+    half-width of the 95% interval, None without raw repetitions. `semantics` is of the verify pass alone, see
+    pricing.py: "exact" tables have no cost where nothing was measured, and can plan and not charge. `capture_sizes` are
+    those that were measured. `draft_capture_limit` is in requests; None: every measured draft size is a captured one.
+    All costs are of the multi-query layout; `layout_costs` compares it with batch expansion, and is empty where only
+    one was measured.
     """
 
     schema: Literal["specplan.tables/1"] = TABLES_SCHEMA
@@ -94,6 +99,7 @@ class CostTables(
     capture_limit: int
     draft_capture_limit: Annotated[int, Meta(ge=0)] | None
     monotone: Monotone
+    semantics: Semantics = "padded"
     error: HeldOutError
     findings: list[Finding]
     legend: dict[str, str] = msgspec.field(default_factory=lambda: dict(LEGEND))
@@ -128,7 +134,8 @@ class CostTables(
         if self.capture_limit != max(self.capture_sizes, default=0):
             largest = max(self.capture_sizes, default=0)
             raise ValueError(f".capture_limit: expected the largest capture size ({largest}), got {self.capture_limit}")
-        if self.legend != LEGEND:
+        before = {letter: name for letter, name in LEGEND.items() if letter != "u"}  # as files of before have it
+        if self.legend not in (LEGEND, before):
             raise ValueError(f".legend: expected {LEGEND}, got {self.legend}")
         verify_rows = (len(self.contexts), len(self.num_reqs))
         draft_rows = (1 if self.draft_ks is None else len(self.draft_ks),)
@@ -179,6 +186,22 @@ class CostTables(
         row: NDArray[np.float64] = self.draft_table_ms[-1]
         return row
 
+    def step_overhead_ms(self, *, has_budget: bool) -> NDArray[np.float64]:  # [max_num_reqs + 1]
+        """The host's work in a step by num_reqs; where it was not measured as a whole, the parts of it that were, of a
+        step under a policy with or without a budget."""
+        parts = self.machinery if self.overhead_source is None else None
+        more_ms = 0.0 if parts is None else parts.total(parts.ms, has_budget=has_budget)
+        total: NDArray[np.float64] = self.overhead_ms + more_ms
+        return total
+
+    def step_overhead_ci_ms(self, *, has_budget: bool) -> NDArray[np.float64]:  # [max_num_reqs + 1]
+        """Half-width of the 95% interval of each cost of `step_overhead_ms`, at most; 0 where nobody knows."""
+        parts = self.machinery if self.overhead_source is None else None
+        more_ms = 0.0 if parts is None else parts.total(parts.ci_ms, has_budget=has_budget)
+        known = np.zeros_like(self.overhead_ms) if self.overhead_ci_ms is None else self.overhead_ci_ms
+        total: NDArray[np.float64] = known + more_ms
+        return total
+
     def verify_row(self, num_reqs: int, context_len: float) -> NDArray[np.float64]:  # [max_num_tokens + 1]
         """Cost of a verify pass by num_tokens, linear between measured requests and contexts, held outside them; past
         the longest context, where an additive fit holds, by its slope.
@@ -188,6 +211,8 @@ class CostTables(
         beyond_ms = self.context_ms * (num_reqs * max(context_len - self.contexts[-1], 0.0))
         row = self._blend(self.verify_table_ms, num_reqs, context_len)
         row += beyond_ms
+        if self.semantics == "exact" and num_reqs not in self.num_reqs:
+            row[:] = np.inf
         return row
 
     def verify_ci_row(self, num_reqs: int, context_len: float) -> NDArray[np.float64]:  # [max_num_tokens + 1]

@@ -47,7 +47,8 @@ def choose_draft_budget(
         B_max     = min(sum(scheduled), max_draft_budget)
 
     On a padded staircase the ratio has many local maxima, so every B is looked at. With a positive `min_gain` B_max is
-    kept unless the best ratio exceeds B_max's by more than that fraction.
+    kept unless the best ratio exceeds B_max's by more than that fraction. A size without a cost (infinite) is not
+    chosen; where none of those in reach has one, B_max is kept: without a price nothing is trimmed.
     """
     _check_arguments(num_sampling, num_non_draft_tokens, max_draft_budget, min_gain)
     offered = np.asarray(scheduled)
@@ -61,7 +62,8 @@ def choose_draft_budget(
 
     tokens_per_ms = tokens / cost_ms
     best = int(np.argmax(tokens_per_ms))  # the first of equals
-    if min_gain > 0 and tokens_per_ms[best] <= (1 + min_gain) * tokens_per_ms[-1]:
+    is_too_little = min_gain > 0 and tokens_per_ms[best] <= (1 + min_gain) * tokens_per_ms[-1]
+    if is_too_little or not np.isfinite(cost_ms[best]):
         best = budget_limit
     return BudgetChoice(
         draft_budget=best,
@@ -107,10 +109,10 @@ def _step_cost_ms(
         raise ConfigError(
             f"draft_ms is {draft_ms} and overhead_ms {overhead_ms}, expected 0 or more", "pass milliseconds"
         )
-    wrong = np.flatnonzero(~(np.isfinite(cost_ms) & (cost_ms > 0) & (read_ms >= 0)))
+    wrong = np.flatnonzero(~((cost_ms > 0) & (read_ms >= 0)) | ~np.isfinite(draft_ms + overhead_ms))
     if wrong.size:
         raise ConfigError(
-            f"a step of {num_non_draft_tokens + wrong[0]} tokens costs {cost_ms[wrong[0]]} ms, expected finite and > 0",
+            f"a step of {num_non_draft_tokens + wrong[0]} tokens costs {cost_ms[wrong[0]]} ms, expected more than 0",
             "build the row with build_cost_tables, which refuses such points by name",
         )
     return cost_ms

@@ -71,9 +71,11 @@ class VerifyPrices:
 
     def row(self, num_reqs: int, context_len: float) -> NDArray[np.float64]:  # [max_num_tokens + 1]
         low, high, weight = place_on(self.contexts, context_len)
-        below, above = self.verify_ms[low, num_reqs], self.verify_ms[high, num_reqs]
-        between: NDArray[np.float64] = (1.0 - weight) * below + weight * above
-        return between
+        below: NDArray[np.float64] = self.verify_ms[low, num_reqs]
+        above: NDArray[np.float64] = self.verify_ms[high, num_reqs]
+        if weight in (0.0, 1.0):  # a size without a cost is infinite, and 0 times that is no number
+            return above if weight else below
+        return (1.0 - weight) * below + weight * above
 
     def is_extrapolated(self, num_reqs: int, context_len: float, num_tokens: int) -> bool:
         low, high, weight = place_on(self.contexts, context_len)
@@ -197,20 +199,13 @@ class StepPrices:
     def from_tables(
         cls, verify: VerifyPrices, tables: CostTables, *, policy: Policy, num_speculative_tokens: int
     ) -> StepPrices:
-        """Holds every k that `policy` may draft where K are configured. No other need have been measured.
-
-        Where the host's work was not measured as a whole, it is the parts that were: those of the step's own machinery.
-        """
-        # A copy: a table's own rows are read-only, which numba would compile for once more.
-        overhead_ms = tables.overhead_ms.copy()
-        if tables.overhead_source is None and tables.machinery is not None:
-            overhead_ms += tables.machinery.total(tables.machinery.ms, has_budget=policy.has_budget)
+        """Holds every k that `policy` may draft where K are configured. No other need have been measured."""
         return cls._assemble(
             verify,
             tables,
             mixed_ms=None if tables.mixed is None else tables.mixed.ms,
             draft_row=tables.draft_row,
-            overhead_ms=overhead_ms,
+            overhead_ms=tables.step_overhead_ms(has_budget=policy.has_budget),
             draft_prefill_ms=tables.draft_prefill_ms,
             policy=policy,
             num_speculative_tokens=num_speculative_tokens,
@@ -224,17 +219,14 @@ class StepPrices:
 
         What a step adds up is the interval of its cost if all that it rests on erred together, which is the most.
         """
-        unknown = (np.zeros(tables.max_num_reqs + 1), np.zeros(len(tables.draft_prefill_ms)))
-        overhead_ci_ms = unknown[0] if tables.overhead_ci_ms is None else tables.overhead_ci_ms.copy()
-        if tables.overhead_source is None and tables.machinery is not None:
-            overhead_ci_ms += tables.machinery.total(tables.machinery.ci_ms, has_budget=policy.has_budget)
+        prefill_ci_ms = tables.draft_prefill_ci_ms
         return cls._assemble(
             verify.half_widths(tables),
             tables,
             mixed_ms=None if tables.mixed is None else tables.mixed.ci_ms,
             draft_row=tables.draft_ci_row,
-            overhead_ms=overhead_ci_ms,
-            draft_prefill_ms=unknown[1] if tables.draft_prefill_ci_ms is None else tables.draft_prefill_ci_ms,
+            overhead_ms=tables.step_overhead_ci_ms(has_budget=policy.has_budget),
+            draft_prefill_ms=np.zeros_like(tables.draft_prefill_ms) if prefill_ci_ms is None else prefill_ci_ms,
             policy=policy,
             num_speculative_tokens=num_speculative_tokens,
         )

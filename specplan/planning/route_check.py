@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -206,6 +207,11 @@ def _price(num_reqs: int, k: int, route: StepRoute, tables: CostTables) -> StepP
         )
     context_len = tables.contexts[-1]
     verify_ms = tables.verify_row(num_reqs, context_len)[charged]
+    if math.isinf(verify_ms):
+        raise CoverageError(
+            f"no cost for {num_reqs} requests with {charged} tokens: these tables hold measured sizes alone (exact)",
+            "build them with --semantics padded",
+        )
     source = tables.legend[str(tables.verify_sources(num_reqs, context_len)[charged])]
     return StepPrice(
         cost_ms=float(tables.draft_row(k)[num_reqs] + verify_ms + tables.overhead_ms[num_reqs]),

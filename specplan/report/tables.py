@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specplan.files import CostTables
 from specplan.files.mixed_costs import MixedCosts
 from specplan.files.tables import LayoutCosts, Source
+from specplan.planning.semantics import RUNNING, SemanticsComparison
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-__all__ = ["tables_report"]
+__all__ = ["semantics_report", "tables_report"]
 
 EXTRAPOLATED_MARK = "*"
 TOO_CLOSE_MARK = "~"
@@ -32,6 +34,27 @@ def tables_report(tables: CostTables) -> Iterator[RenderableType]:
         yield f"{finding.severity}: {finding.place}: {finding.message} ({finding.hint})"
 
 
+def semantics_report(compared: SemanticsComparison) -> Iterator[RenderableType]:
+    """A row for each reading that plans, a column for each that is charged, and how many tokens/ms that forgoes."""
+    table = new_table(
+        f"What planning by one reading of these costs forgoes where steps cost what another says (context "
+        f"{compared.context_len})",
+        "planned by",
+    )
+    for running in RUNNING:
+        table.add_column(f"run {running}: mean", justify="right")
+        table.add_column("p95", justify="right")
+    for planned in dict.fromkeys(loss.planned for loss in compared.losses):
+        figures = [figure for running in RUNNING for figure in compared.over_requests(planned, running)]
+        table.add_row(planned, *(f"{figure:.1%}" for figure in figures))
+    counts = sorted({loss.num_reqs for loss in compared.losses})
+    table.caption = (
+        f"of the best expected tokens/ms; {compared.num_batches} batches of drawn confidences at each of "
+        f"{', '.join(map(str, counts))} requests, K = {compared.num_speculative_tokens}; p95 of the worst of these"
+    )
+    yield table
+
+
 def shown_ks(tables: CostTables) -> range:
     """Drafts per request; a table made from plain curves does not know K, and shows up to 7."""
     return range(1 + (7 if tables.num_speculative_tokens is None else tables.num_speculative_tokens))
@@ -40,8 +63,7 @@ def shown_ks(tables: CostTables) -> range:
 def verify_table(tables: CostTables) -> Table:
     context_len = tables.contexts[-1]
     table = new_table(
-        f"Verify step, ms, by requests and drafts per request (context {context_len}; "
-        f"padded up to {tables.capture_limit} tokens, smooth above)",
+        f"Verify step, ms, by requests and drafts per request (context {context_len}; {reading(tables)})",
     )
     for k in shown_ks(tables):
         table.add_column(f"k={k}", justify="right")
@@ -51,7 +73,7 @@ def verify_table(tables: CostTables) -> Table:
         cells = []
         for k in shown_ks(tables):
             num_tokens = num_reqs * (1 + k)
-            if num_tokens > tables.max_num_tokens:
+            if num_tokens > tables.max_num_tokens or math.isinf(row[num_tokens]):
                 cells.append("-")
                 continue
             extrapolated = tables.legend[sources[num_tokens]] == "extrapolated"
@@ -60,6 +82,16 @@ def verify_table(tables: CostTables) -> Table:
             table.caption = f"{EXTRAPOLATED_MARK} rests on extrapolation"
         table.add_row(str(num_reqs), *cells)
     return table
+
+
+def reading(tables: CostTables) -> str:
+    """What sizes between the measured ones are taken to cost."""
+    return {
+        "padded": f"padded up to {tables.capture_limit} tokens, smooth above",
+        "linear": "linear between measured sizes",
+        "floor": "rounded down to the measured size below",
+        "exact": "measured sizes alone",
+    }[tables.semantics]
 
 
 def draft_table(tables: CostTables) -> Table:

@@ -298,7 +298,7 @@ def _best_budget(
         ratio = (num_sampling + survival_sum) / (draft_ms + target_ms[budget] + fixed_ms)
         if ratio > best_ratio:
             best, best_ratio = budget, ratio
-    return best
+    return best if best_ratio > 0.0 else len(ranking)  # none has a cost
 
 
 @compiled
@@ -321,7 +321,10 @@ def _fill_target_ms(row: Any, target: Any, size: Any, first: int, last: int) -> 
         for budget in range(first, last + 1):
             num_tokens = num_verifying + prompt_tokens + budget
             below, above = verify_ms[low, num_reqs, num_tokens], verify_ms[high, num_reqs, num_tokens]
-            row[budget] = (1.0 - weight) * below + weight * above + beyond_ms
+            if weight == 0.0 or weight == 1.0:  # a size without a cost is infinite, and 0 times that is no number
+                row[budget] = (above if weight == 1.0 else below) + beyond_ms
+            else:
+                row[budget] = (1.0 - weight) * below + weight * above + beyond_ms
 
 
 @compiled

@@ -60,6 +60,7 @@ def simulate(
     num_drafts = trace.num_speculative_tokens if k is None else k
     levels = sorted({int(concurrency) for concurrency in concurrencies})
     _check(trace, compared, levels, num_drafts, lag, calibration, num_resamples)
+    _require_chargeable(tables)
     signals = _signals(trace, compared, num_drafts, calibration)
     workload = Workload.from_trace(trace)
     planner = tables if planner_tables is None else planner_tables
@@ -165,6 +166,14 @@ def _step_tokens(asked: int | None, tables: CostTables, planner: CostTables) -> 
             f"pass {covered} or less, or profile larger steps and rebuild the tables",
         )
     return asked
+
+
+def _require_chargeable(tables: CostTables) -> None:
+    if tables.semantics == "exact":
+        raise ConfigError(
+            "exact tables hold no cost for a size that was not measured, and cannot charge every step",
+            "charge by padded tables (--tables), and plan by these (--planner-tables)",
+        )
 
 
 def _tables_used(tables: CostTables) -> TablesUsed:

@@ -88,6 +88,24 @@ def test_a_sweep_is_listed_then_run_then_gone_on_from(run: Run, model_folder: Pa
     assert "cannot go on from this profile" in other.stderr
 
 
+def test_a_profile_is_read_in_other_ways(run: Run, model_folder: Path, tmp_path: Path) -> None:
+    profile, tables = tmp_path / "profile.json", tmp_path / "tables.json"
+    limits = ["-k", "1", "--max-num-seqs", "2", "--max-num-batched-tokens", "4", "--time-budget", "1"]
+    assert run("profile", "--target", model_folder, "--draft", model_folder, "-o", profile, *limits).exit_code == 0
+    compared = run("tables", profile, "--compare-semantics")
+    assert compared.exit_code == 0
+    assert "planned by" in compared.stdout
+    losses = json.loads(run("tables", profile, "--compare-semantics", "--json").stdout)["losses"]
+    assert {(loss["planned"], loss["running"]) for loss in losses} == {
+        (planned, running) for planned in ("padded", "linear", "exact", "floor") for running in ("padded", "linear")
+    }
+    assert run("tables", profile, "--semantics", "exact", "-o", tables).exit_code == 0
+    assert CostTables.read(tables).semantics == "exact"
+    refused = run("tables", profile, "--semantics", "ceil")
+    assert refused.exit_code == 2
+    assert "ceil" in refused.stderr
+
+
 def test_layouts_are_compared_where_both_are_asked_for(run: Run, model_folder: Path, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     pair = ("profile", "--target", model_folder, "--draft", model_folder, "-o", profile)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specplan.costs.pricing import Rows, plan_row, price_rows, reference_row
 from specplan.errors import CoverageError
-from specplan.files.tables import Monotone, Source
+from specplan.files.tables import Monotone, Semantics, Source
 
 MONOTONE = get_args(Monotone)
 
@@ -22,9 +22,10 @@ def price(
     monotone: Monotone = "none",
     ci_ms: list[float] | None = None,
     source: list[int] | None = None,
+    semantics: Semantics = "padded",
 ) -> Rows:
     sizes = np.array(sorted(points))
-    plan = plan_row(sizes, capture_limit=capture_limit, max_size=max_size, name="verify")
+    plan = plan_row(sizes, capture_limit=capture_limit, max_size=max_size, name="verify", semantics=semantics)
     ms = np.array([points[size] for size in sizes.tolist()])
     return price_rows(
         plan,
@@ -32,11 +33,12 @@ def price(
         np.zeros(len(ms)) if ci_ms is None else np.array(ci_ms),
         np.array(source or [0] * len(ms), dtype=np.uint8),
         monotone=monotone,
+        semantics=semantics,
     )
 
 
 def letters(rows: Rows) -> str:
-    return "".join("mpix"[source] for source in rows.source)
+    return "".join("mpixu"[source] for source in rows.source)
 
 
 @st.composite
@@ -49,16 +51,22 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=300)
-@given(case=cases(), monotone=st.sampled_from(MONOTONE))
-def test_the_fast_path_equals_the_reference(case: dict[str, Any], monotone: Monotone) -> None:
+@given(case=cases(), monotone=st.sampled_from(MONOTONE), semantics=st.sampled_from(get_args(Semantics)))
+def test_the_fast_path_equals_the_reference(case: dict[str, Any], monotone: Monotone, semantics: Semantics) -> None:
     rows = price(
         dict(zip(case["sizes"], case["ms"], strict=True)),
         capture_limit=case["limit"],
         max_size=case["max_size"],
         monotone=monotone,
+        semantics=semantics,
     )
     expected = reference_row(
-        case["sizes"], case["ms"], capture_limit=case["limit"], max_size=case["max_size"], monotone=monotone
+        case["sizes"],
+        case["ms"],
+        capture_limit=case["limit"],
+        max_size=case["max_size"],
+        monotone=monotone,
+        semantics=semantics,
     )
     assert rows.ms.tolist() == expected
 
@@ -91,6 +99,27 @@ def test_rows_are_priced_together_as_one_by_one() -> None:
         assert np.array_equal(together.ms[1, 2], alone.ms)
         assert np.array_equal(together.ci_ms[1, 2], alone.ci_ms)
         assert np.array_equal(together.source[1, 2], alone.source)
+
+
+@pytest.mark.parametrize(
+    ("semantics", "cells", "sources"),
+    [
+        ("padded", [4, 4, 4, 4, 4, 4, 4, 4, 4, 5, 5], "pppppppp" + "m" + "pp"),
+        ("linear", [4, 4, 4, 4, 4, 4, 4, 4, 4, 4.125, 4.25], "xxxxxxxx" + "m" + "ii"),
+        ("floor", [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4], "xxxxxxxx" + "m" + "ii"),
+        ("exact", [np.inf] * 8 + [4] + [np.inf] * 2, "uuuuuuuu" + "m" + "uu"),
+    ],
+)
+def test_nine_tokens_between_graphs_of_8_and_16(semantics: Semantics, cells: list[float], sources: str) -> None:
+    rows = price({8: 4.0, 16: 5.0}, capture_limit=16, max_size=10, semantics=semantics)
+    assert rows.ms.tolist() == cells
+    assert letters(rows) == sources
+
+
+def test_past_the_last_size_floor_holds_and_exact_has_nothing() -> None:
+    for semantics, expected in (("linear", 6.0), ("floor", 5.0), ("exact", np.inf)):
+        rows = price({8: 4.0, 16: 5.0}, capture_limit=16, max_size=24, semantics=semantics)  # type: ignore[arg-type]
+        assert rows.ms[24] == expected
 
 
 def test_sources() -> None:

@@ -397,8 +397,7 @@ def test_under_tensor_parallel_rank_0_decides_for_all(tmp_path: Path) -> None:
 
 
 def test_profiled_shapes_are_what_the_tables_need() -> None:
-    """8 and 1024 captured: what does not fit the one runs at the other, and no decode step brings over 64 x 8 tokens.
-    """
+    """8 and 1024 captured: what does not fit the one runs at the other, and none brings over 64 x 8 tokens."""
     verifier = make_verifier(tables=None, max_num_seqs=64, num_speculative_tokens=7, max_num_batched_tokens=4096)
     shapes = verifier.profiled_shapes([8, 1024])
     assert {(shape.num_reqs, shape.num_tokens) for shape in shapes} == {

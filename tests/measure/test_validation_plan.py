@@ -49,8 +49,7 @@ def test_every_concurrency_is_measured() -> None:
 
 
 def test_what_is_never_served_is_not_timed() -> None:
-    """Eager steps that a graph would run, a first pass of the whole step, and machinery that is timed as it is served.
-    """
+    """Eager steps that a graph would run, wide first passes, and machinery, which is timed as it is served."""
     points = timed_points(plan_of(make_plan(concurrencies=(3, 5), max_num_batched_tokens=40)))
     assert {point.model for point in points} == {"verify", "head", "draft", "draft-prefill"}
     assert {point.mode for point in points if point.model == "draft"} == {"graph"}

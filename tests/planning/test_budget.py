@@ -175,7 +175,16 @@ def test_a_short_table_is_refused() -> None:
     assert choose([[0.5, 0.5]], np.ones(3), max_draft_budget=1).draft_budget == 1
 
 
-@pytest.mark.parametrize("cost", [np.nan, np.inf, 0.0, -1.0])
+def test_a_size_without_a_cost_is_not_chosen() -> None:
+    """And where none in reach has one, nothing is trimmed."""
+    unmeasured = np.inf
+    assert choose([[1.0, 1.0, 1.0]], [9, unmeasured, 1.0, unmeasured, unmeasured]).draft_budget == 1
+    assert choose([[0.0, 0.0]], [9, 5.0, 1.0, unmeasured]).draft_budget == 1
+    assert choose([[0.1, 0.1]], [9, unmeasured, unmeasured, unmeasured]).draft_budget == 2
+    assert choose([[0.9, 0.9]], [9, 1.0, 1.0, unmeasured], min_gain=0.5).draft_budget == 1
+
+
+@pytest.mark.parametrize("cost", [np.nan, -np.inf, 0.0, -1.0])
 def test_costs_that_are_no_costs_are_refused(cost: float) -> None:
     with pytest.raises(ConfigError, match="a step of 2 tokens costs"):
         choose([[0.5]], [1, 1, cost])

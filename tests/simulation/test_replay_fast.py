@@ -34,6 +34,13 @@ def random_prices(rng: np.random.Generator, max_num_reqs: int, max_num_tokens: i
     )
 
 
+def with_holes(rng: np.random.Generator, prices: StepPrices) -> StepPrices:
+    """Sizes without a cost, as exact tables have them: now and then all."""
+    verify_ms = prices.verify.verify_ms
+    verify_ms[rng.random(verify_ms.shape) < rng.choice([0.0, 0.3, 1.0])] = np.inf
+    return prices
+
+
 def random_mixed_prices(rng: np.random.Generator, max_num_reqs: int, max_num_tokens: int, k: int) -> MixedPrices:
     """One to three places on each axis, of which some steps are past the last."""
     most = (80, max_num_reqs + 2, k + 2, max_num_tokens)
@@ -71,7 +78,7 @@ def random_case(seed: int) -> tuple[ReplayCase, np.ndarray]:
         confidence=None if seed % 4 == 0 else confidence,
         lag=seed % 3,
         prices=prices,
-        planner_prices=random_prices(rng, concurrency, max_tokens, k) if seed % 5 == 0 else prices,
+        planner_prices=with_holes(rng, random_prices(rng, concurrency, max_tokens, k)) if seed % 5 == 0 else prices,
         half_widths=random_prices(rng, concurrency, max_tokens, k) if seed % 3 == 0 else None,
     )
     return case, rng.integers(0, num_requests, num_requests)

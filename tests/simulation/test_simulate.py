@@ -292,3 +292,20 @@ def test_a_logged_trace_is_refused() -> None:
     logged = replace(trace, metadata=msgspec.structs.replace(trace.metadata, kind="logged"))
     with pytest.raises(ConfigError, match="the trace is logged, expected a dense one"):
         run(logged)
+
+
+def test_exact_tables_plan_and_do_not_charge() -> None:
+    """What is measured at 16 requests alone prices nothing at 8: every draft is verified there."""
+    exact = build_cost_tables(
+        [(1, 0.5), (16, 1.0)], [(size, 4 + 0.05 * size) for size in (16, 32, 64, 128)],
+        max_num_reqs=16, max_num_tokens=160, capture_limit=64, semantics="exact",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="exact tables hold no cost") as caught:
+        run(tables=exact)
+    assert "--planner-tables" in caught.value.hint
+    result = run(planner_tables=exact, policies=["fixed:4", "adaptive"], concurrencies=[8, 16])
+    assert pick(result, "adaptive", 8).mean_budget == pick(result, "fixed:4", 8).mean_budget
+    trimmed, full = pick(result, "adaptive", 16).mean_budget, pick(result, "fixed:4", 16).mean_budget
+    assert trimmed is not None
+    assert full is not None
+    assert trimmed < full
