@@ -35,6 +35,10 @@ class SpecplanError(Exception):
         self.message = message
         self.hint = hint
 
+    def __reduce__(self) -> tuple[type[SpecplanError], tuple[str, str]]:
+        """So that one raised in another process arrives whole."""
+        return type(self), (self.message, self.hint)
+
 
 class ConfigError(SpecplanError):
     """An option or argument cannot be used as given."""

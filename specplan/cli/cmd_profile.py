@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +13,9 @@ import typer
 from specplan.cli.output import INTERRUPTED, JsonOption, print_json, remark, show_progress
 
 if TYPE_CHECKING:
-    from specplan.files import Profile
+    from specplan.files import Profile, Sample
     from specplan.measure import ProfilePlan, StoppingRule
+    from specplan.measure.verification import Pair
 
 __all__ = ["profile"]
 
@@ -59,6 +61,14 @@ def profile(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the points, and about how long they take; measure nothing.")
     ] = False,
+    verify_error: Annotated[
+        bool,
+        typer.Option(
+            "--verify-error",
+            help="Afterwards measure some points again, and others between them, in a new process: tables then say how "
+            "far they are off. Takes up to a third of the time budget more.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the random tokens, caches and order.", min=0, max=2**63 - 2)] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -69,10 +79,14 @@ def profile(
     Ctrl-C keeps what is done: the profile is written with the points measured so far and says that it is incomplete.
     What a killed sweep had is beside it, in a file that ends in .partial. --resume goes on from either.
     """
+    import msgspec
+
     from specplan.cli.loading import load_pair
     from specplan.errors import ConfigError
     from specplan.files import require_writable
     from specplan.measure import ProfilePlan, StoppingRule, SweepProgress, profile_pair
+    from specplan.measure.environment import pick_dtype
+    from specplan.measure.verification import Pair
 
     if time_budget is not None and not time_budget > 0:
         raise ConfigError(f"--time-budget is {time_budget}, expected more than 0 seconds", "give it a minute or two")
@@ -121,16 +135,40 @@ def profile(
         )
     measured.write(output)
     partial.unlink(missing_ok=True)
+    is_interrupted = any(sample.stop_reason == "interrupted" for sample in measured.samples)
+    if verify_error and not is_interrupted:
+        pair_again = Pair(target=target, draft=draft, device=str(pair.device), dtype=pick_dtype(pair.device), seed=seed)
+        del pair
+        measured = msgspec.structs.replace(measured, verification=verify(pair_again, plan, time_budget))
+        measured.write(output)
     if json:
         print_json(summary(measured, output))
     else:
         for line in describe(measured, len(plan.points()), output):
             typer.echo(line)
-    if any(sample.stop_reason == "interrupted" for sample in measured.samples):
+    if is_interrupted:
         remark("interrupted: the profile holds what was measured until then, and says that it is incomplete")
         raise typer.Exit(INTERRUPTED)
     if not measured.complete:
         remark("out of time: the profile lacks points that were never visited; go on with --resume")
+
+
+def verify(pair: Pair, plan: ProfilePlan, time_budget: float | None) -> list[Sample]:
+    """What a new process measures of the same pair, with the progress of it."""
+    from specplan.measure import StoppingRule
+    from specplan.measure.verification import measure_anew, verification_points
+
+    rule = StoppingRule()
+    budget_s = len(verification_points(plan, seed=pair.seed)) * rule.max_busy_s
+    if time_budget is not None:
+        budget_s = min(budget_s, time_budget / 3)
+    with show_progress("verifying") as report:
+        return measure_anew(
+            pair,
+            plan,
+            replace(rule, time_budget_s=budget_s),
+            on_progress=lambda fraction: report(fraction, "a new process measures"),
+        )
 
 
 def read_earlier(output: Path, partial: Path) -> Profile:

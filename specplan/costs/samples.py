@@ -48,7 +48,18 @@ class Points:
 
     @property
     def half_width_ms(self) -> NDArray[np.float64]:  # [P]
-        return median_half_widths(self.repetitions_ms)
+        """Of each median's 95% interval. One repetition says nothing of that: it is taken to be as unsure, for its
+        cost, as the least sure of the others; 0 where no point has more."""
+        half_width_ms, median_ms = median_half_widths(self.repetitions_ms), self.median_ms
+        alone = np.array([len(values) == 1 for values in self.repetitions_ms], dtype=bool)
+        worst = float((half_width_ms / median_ms)[~alone].max(initial=0.0))
+        half: NDArray[np.float64] = np.where(alone, worst * median_ms, half_width_ms)
+        return half
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether any point has more than one repetition."""
+        return any(len(values) > 1 for values in self.repetitions_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

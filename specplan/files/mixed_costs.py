@@ -31,3 +31,21 @@ class MixedCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         for name, axis in axes.items():
             check_axis(f".{name}", axis, least=1 if name == "prompt_tokens" else 0)
         check_grid(tuple(map(len, axes.values())), self.ms, self.ci_ms)
+
+    def at(
+        self,
+        steps: NDArray[np.float64],  # [S, 4]: context, verifying requests, drafts of each, prompt tokens
+    ) -> NDArray[np.float64]:  # [S]
+        """The cost of steps within the grid; outside it that of the nearest step inside."""
+        from scipy.interpolate import interpn
+
+        axes = [np.array(axis, dtype=np.float64) for axis in self.axes]
+        inside = np.stack([np.clip(steps[:, i], axis[0], axis[-1]) for i, axis in enumerate(axes)], axis=1)
+        several = [i for i, axis in enumerate(axes) if len(axis) > 1]  # scipy takes no axis of one place
+        grid = self.ms.reshape([len(axes[i]) for i in several])
+        costs: NDArray[np.float64] = interpn([axes[i] for i in several], grid, inside[:, several])
+        return costs
+
+    @property
+    def axes(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        return self.contexts, self.num_verifying, self.drafts, self.prompt_tokens

@@ -238,7 +238,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Samples of one target, and of one draft where there is one, on one device.
 
     `created` is ISO 8601 in UTC; `source` is "measured" or where the samples came from; `complete` is False where a
-    point of the sweep has no sample, or the user stopped it.
+    point of the sweep has no sample, or the user stopped it. `verification` prices nothing: what a new process measured
+    afterwards, some of it again and some between what `samples` hold, so that tables can say how far they are off.
     """
 
     schema: Literal["specplan.profile/1"] = PROFILE_SCHEMA
@@ -257,6 +258,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     failures: list[Failure] = []
     readings: list[Reading] = []
     sentinels: list[Sentinel] = []
+    verification: list[Sample] = []
 
     def __post_init__(self) -> None:
         for index, (size, following) in enumerate(zip(self.capture_sizes, self.capture_sizes[1:], strict=False), 1):

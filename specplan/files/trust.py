@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from specplan.files.profile import Milliseconds
 
-__all__ = ["AdditiveFit", "FeedCosts", "HeldOutError", "LayoutCosts", "RegionError"]
+__all__ = ["AdditiveFit", "FeedCosts", "HeldOutError", "LayoutCosts", "RegionError", "Stratum"]
 
 Interval = Annotated[float, Meta(ge=0)]
 ADDITIVE: Final = 0.02  # an additive fit holds where 95 of 100 points lie within this of it
@@ -27,6 +27,23 @@ class RegionError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     points: Annotated[int, Meta(ge=1)]
 
 
+class Stratum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a new process found: of points that it measured again, or of others, held out, between those of the table.
+
+    Over all contexts and requests where both are null. `num_reqs` is a range, its ends included.
+    """
+
+    kind: Literal["re-run", "held-out"]
+    region: Literal["captured", "smooth", "mixed", "draft"]
+    context_len: Annotated[int, Meta(ge=0)] | None
+    num_reqs: tuple[int, int] | None
+    error: RegionError
+
+    @property
+    def is_whole(self) -> bool:
+        return self.context_len is None and self.num_reqs is None
+
+
 class HeldOutError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Per region; null where there is too little data to hold anything out."""
 
@@ -37,6 +54,13 @@ class HeldOutError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     draft_prefill: RegionError | None
     mixed: RegionError | None = None
     ragged: RegionError | None = None  # of the price of even steps, where ragged ones were timed beside them
+    strata: list[Stratum] = []  # of a verification; none where there was none
+
+    @property
+    def known_to(self) -> float | None:
+        """The worst MAPE that is known of the captured region: repetitions, a new process, sizes between."""
+        verified = [stratum.error.mape for stratum in self.strata if stratum.region == "captured" and stratum.is_whole]
+        return max([*verified, *([self.captured.mape] if self.captured is not None else [])], default=None)
 
 
 class AdditiveFit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

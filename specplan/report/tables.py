@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from specplan.files import CostTables
 from specplan.files.mixed_costs import MixedCosts
 from specplan.files.tables import LayoutCosts, Source
+from specplan.files.trust import Stratum
 from specplan.planning.semantics import RUNNING, SemanticsComparison
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def tables_report(tables: CostTables) -> Iterator[RenderableType]:
     yield from layout_tables(tables)
     yield from row_lines(tables)
     yield from error_lines(tables)
+    if tables.error.strata:
+        yield strata_table(tables.error.strata)
     for finding in tables.findings:
         yield f"{finding.severity}: {finding.place}: {finding.message} ({finding.hint})"
 
@@ -171,6 +174,27 @@ def new_table(title: str, *rows: str) -> Table:
     return table
 
 
+def strata_table(strata: Sequence[Stratum]) -> Table:
+    """What a new process found: over all, by context, and by requests."""
+    table = new_table("Error found by a new process", "", "region", "context", "requests")
+    for header in ("MAPE", "p95", "bias", "points"):
+        table.add_column(header, justify="right")
+    for stratum in strata:
+        requests = "" if stratum.num_reqs is None else "-".join(map(str, dict.fromkeys(stratum.num_reqs)))
+        error = stratum.error
+        table.add_row(
+            stratum.kind if stratum.is_whole else "",
+            stratum.region if stratum.is_whole else "",
+            "all" if stratum.is_whole else "" if stratum.context_len is None else str(stratum.context_len),
+            "all" if stratum.is_whole else requests,
+            f"{error.mape:.1%}",
+            f"{error.p95:.1%}",
+            f"{error.bias:+.1%}",
+            str(error.points),
+        )
+    return table
+
+
 def error_lines(tables: CostTables) -> Iterator[str]:
     errors = {"captured": tables.error.captured, "smooth": tables.error.smooth, "draft": tables.error.draft}
     if tables.overhead_source is not None:
@@ -179,6 +203,8 @@ def error_lines(tables: CostTables) -> Iterator[str]:
         errors["mixed"] = tables.error.mixed
     if tables.draft_prefill_source is not None:
         errors["drafter prefill"] = tables.error.draft_prefill
+    if tables.error.ragged is not None:
+        errors["ragged steps"] = tables.error.ragged
     for region, error in errors.items():
         if error is None:
             yield f"held-out error, {region}: unknown, too few points to hold any out"

@@ -77,7 +77,7 @@ class TablesUsed(msgspec.Struct, frozen=True, kw_only=True):
     target: str | None
     draft: str | None
     warnings: list[str]
-    held_out_error: float | None  # MAPE of the captured region, a fraction
+    held_out_error: float | None  # the worst MAPE known of the captured region, a fraction
     is_incomplete: bool  # points or capture sizes are missing from the profile
 
 

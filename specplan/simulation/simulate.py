@@ -184,15 +184,15 @@ def _tables_used(tables: CostTables) -> TablesUsed:
         target=None if tables.target is None else tables.target.name,
         draft=None if tables.draft is None else tables.draft.name,
         warnings=[finding.message for finding in tables.findings if finding.severity == "warning"],
-        held_out_error=None if tables.error.captured is None else tables.error.captured.mape,
+        held_out_error=tables.error.known_to,
         is_incomplete=any(finding.code == "incomplete-profile" for finding in tables.findings),
     )
 
 
 def _held_out_error(tables: CostTables, policy: Policy) -> float:
     """Of the steps that a policy takes: those of a budget are ragged. 0 where nothing is known."""
-    errors = [tables.error.captured, tables.error.ragged if policy.has_budget else None]
-    return max((error.mape for error in errors if error is not None), default=0.0)
+    ragged = tables.error.ragged if policy.has_budget else None
+    return max(tables.error.known_to or 0.0, 0.0 if ragged is None else ragged.mape)
 
 
 def _mismatches(trace: Trace, tables: CostTables) -> list[str]:

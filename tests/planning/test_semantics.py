@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specplan.costs import build_cost_tables
-from specplan.errors import ConfigError, CoverageError
+from specplan.errors import ConfigError
 from specplan.files import CostTables
 from specplan.files.tables import Semantics
 from specplan.planning import choose_draft_budget, parse_policy

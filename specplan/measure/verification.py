@@ -1,0 +1,134 @@
+"""Whether a profile repeats and predicts: some of its points measured again, and others between them, in a new process.
+
+A process has its own memory layout, its own graphs and its own luck: what repeats within one may not repeat in the
+next, and it is the next that serves.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from time import monotonic
+
+import torch
+
+from specplan.errors import MeasurementError
+from specplan.files.profile import Sample
+from specplan.measure.grid import MeasuredPoint, Mode, ProfilePlan
+from specplan.measure.steps import StepFactory
+from specplan.measure.sweep import StoppingRule, sweep
+from specplan.models import load_model
+
+__all__ = ["Pair", "measure_anew", "verification_points"]
+
+NUM_AGAIN = 12  # points of each kind that are measured again
+NUM_HELD_OUT = 24  # of each kind that lie between them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What another process must know to load the same models."""
+
+    target: str
+    draft: str
+    device: str
+    dtype: torch.dtype
+    seed: int
+
+
+def verification_points(plan: ProfilePlan, *, seed: int = 0) -> list[MeasuredPoint]:
+    """Points to measure again, of every kind that is priced; then those held out, of which the plan has none."""
+    dice = random.Random(seed)
+    limit = plan.capture_sizes[-1]
+    kinds: dict[str, list[MeasuredPoint]] = {"captured": [], "smooth": [], "mixed": [], "draft": []}
+    for point in plan.points():
+        if kind := kind_of(point, limit):
+            kinds[kind].append(point)
+    again = [point for kind in kinds.values() for point in dice.sample(kind, min(NUM_AGAIN, len(kind)))]
+    planned = set(plan.points())
+    held_out = dict.fromkeys(point for point in held_out_points(plan, dice) if point not in planned)
+    return [*again, *held_out]
+
+
+def kind_of(point: MeasuredPoint, capture_limit: int) -> str | None:
+    """Which price a point is for; None where for none."""
+    shape = point.shape
+    if shape.lengths != "even" or shape.layout != "multi-query":
+        return None
+    if point.model == "draft":
+        return "draft" if point.mode == "graph" else None
+    if point.model != "verify":
+        return None
+    if shape.is_mixed:
+        return "mixed"
+    if point.mode == "graph":
+        return "captured"
+    return "smooth" if shape.num_tokens > capture_limit else None
+
+
+def held_out_points(plan: ProfilePlan, dice: random.Random) -> Iterator[MeasuredPoint]:
+    """Any requests, tokens, drafts and prompt tokens that a step may have, at the contexts measured and half way.
+
+    Up to the capture limit a size that is none of the captured ones runs padded.
+    """
+    first, last = plan.contexts[0], plan.contexts[-1]
+    contexts = sorted({first, (first + last) // 2, last})
+    limit, k = plan.capture_sizes[-1], plan.num_speculative_tokens
+    for index in range(NUM_HELD_OUT):
+        context_len = contexts[index % len(contexts)]
+        num_reqs = dice.randint(1, plan.max_num_seqs)
+        most = min(num_reqs * (1 + k), plan.max_num_batched_tokens)
+        size = dice.randint(num_reqs, most)
+        mode: Mode = "graph" if size <= limit else "eager"
+        yield plan.verify_point(mode, num_reqs, size, context_len)
+        if most > limit:
+            yield plan.verify_point("eager", num_reqs, dice.randint(max(limit + 1, num_reqs), most), context_len)
+        num_drafts = dice.randint(0, k)
+        left = plan.max_num_batched_tokens - num_reqs * (1 + num_drafts)
+        if left > 0:
+            # As many of each order of magnitude: an even draw would hardly ever be of few.
+            num_prompt_tokens = min(left, round(float(left) ** dice.random()))
+            yield plan.mixed_point(num_reqs, num_drafts, num_prompt_tokens, context_len)
+
+
+def measure_anew(
+    pair: Pair,
+    plan: ProfilePlan,
+    rule: StoppingRule,
+    *,
+    on_progress: Callable[[float], None] = lambda fraction: None,
+) -> list[Sample]:
+    """The samples of `verification_points`, taken by a process that is started for it. `rule` has a time budget."""
+    assert rule.time_budget_s is not None
+    gc.collect()
+    if pair.device.startswith("cuda"):
+        torch.cuda.empty_cache()  # what this process no longer uses, the new one needs
+    start_s = monotonic()
+    try:
+        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+            running = pool.submit(measure_points, pair, plan, rule)
+            while wait([running], timeout=1.0).not_done:
+                on_progress(min((monotonic() - start_s) / rule.time_budget_s, 0.99))
+            return running.result()
+    except BrokenProcessPool as error:
+        raise MeasurementError(
+            "the process that was to measure anew ended before it had",
+            "the profile is written without it; leave out --verify-error, or give the device more memory",
+        ) from error
+
+
+@torch.inference_mode()
+def measure_points(pair: Pair, plan: ProfilePlan, rule: StoppingRule) -> list[Sample]:
+    """Runs in the new process."""
+    device = torch.device(pair.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    target = load_model(pair.target, "target", device=device, dtype=pair.dtype, seed=pair.seed)
+    draft = load_model(pair.draft, "draft", device=device, dtype=pair.dtype, seed=pair.seed + 1)
+    factory = StepFactory(target.decoder, draft.decoder, plan, seed=pair.seed + 1)
+    return sweep(factory, verification_points(plan, seed=pair.seed), rule, seed=pair.seed + 1).samples

@@ -1,0 +1,93 @@
+"""A profile verified: which points, and by whom."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specplan.errors import FileError, MeasurementError
+from specplan.measure import ProfilePlan, StoppingRule
+from specplan.measure.verification import Pair, kind_of, measure_anew, verification_points
+from specplan.shapes import padded_size
+
+QUICK = StoppingRule(min_repetitions=3, min_busy_s=0.0, half_width=1.0, time_budget_s=60.0)
+
+
+def small_plan(**changes: Any) -> ProfilePlan:
+    limits: dict[str, Any] = {
+        "max_num_seqs": 6,
+        "num_speculative_tokens": 6,
+        "max_num_batched_tokens": 96,
+        "contexts": (8, 24),
+        "capture_sizes": (1, 2, 4, 8, 16, 24, 32),
+    }
+    return ProfilePlan(**(limits | changes))
+
+
+def test_some_points_are_measured_again_and_others_lie_between() -> None:
+    plan = small_plan()
+    planned, points = set(plan.points()), verification_points(plan)
+    assert points == verification_points(plan)
+    assert points != verification_points(plan, seed=1)
+    assert len(points) == len(set(points))
+    again = [point for point in points if point in planned]
+    between = [point for point in points if point not in planned]
+    limit = plan.capture_sizes[-1]
+    assert {kind_of(point, limit) for point in again} == {"captured", "smooth", "mixed", "draft"}
+    assert {kind_of(point, limit) for point in between} == {"captured", "smooth", "mixed"}
+    assert {point.shape.context_len for point in between} == {8, 16, 24}
+    for point in between:
+        assert point.shape.num_tokens <= 96
+        assert point.shape.is_mixed or point.shape.num_tokens <= point.shape.num_reqs * 7
+
+
+def test_what_is_not_priced_is_not_verified() -> None:
+    plan = small_plan(checks_ragged=True, layouts=("multi-query", "batch-expansion"))
+    kinds = {kind_of(point, 32) for point in plan.points()}
+    assert None in kinds
+    for point in verification_points(plan):
+        assert kind_of(point, 32) is not None
+        assert (point.shape.lengths, point.shape.layout) == ("even", "multi-query")
+
+
+def test_another_process_measures(tmp_path: Path) -> None:
+    """Uncaptured sizes run padded there, as an engine would run them."""
+    plan = small_plan()
+    pair = Pair(target="tiny", draft="tiny", device="cpu", dtype=torch.float32, seed=0)
+    told: list[float] = []
+    samples = measure_anew(pair, plan, QUICK, on_progress=told.append)
+    assert len(samples) == len(verification_points(plan))
+    assert all(0 <= fraction < 1 for fraction in told)
+    padded = [sample for sample in samples if sample.model == "verify" and sample.mode == "graph"]
+    assert any(sample.executed_num_tokens > sample.num_tokens for sample in padded)
+    for sample in padded:
+        assert sample.executed_num_tokens == padded_size(sample.num_tokens, plan.capture_sizes)
+
+
+def test_what_goes_wrong_there_is_said_here(tmp_path: Path) -> None:
+    pair = Pair(target=str(tmp_path), draft="tiny", device="cpu", dtype=torch.float32, seed=0)
+    with pytest.raises(FileError, match=r"config\.json"):
+        measure_anew(pair, small_plan(), QUICK)
+
+
+class Dying(Pair):
+    """Ends the process that takes it out of its envelope."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (9,)
+
+
+def test_a_process_that_dies_is_an_error_and_not_a_traceback() -> None:
+    pair = Dying(target="tiny", draft="tiny", device="cpu", dtype=torch.float32, seed=0)
+    with pytest.raises(MeasurementError, match="ended before it had"):
+        measure_anew(pair, small_plan(), QUICK)
+
+
+def test_errors_survive_the_way_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(MeasurementError("what", "next")))
+    assert (type(error), error.message, error.hint) == (MeasurementError, "what", "next")
