@@ -17,8 +17,10 @@ from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summa
 from specplan.costs.feeds import compare_feeds, judge_feeds
 from specplan.costs.findings import Evidence, judge_costs, judge_profile
 from specplan.costs.layouts import compare_layouts
-from specplan.costs.machinery import price_machinery
+from specplan.costs.limits import judge_limits
+from specplan.costs.machinery import host_in_parts, price_machinery
 from specplan.costs.mixed import price_mixed
+from specplan.costs.plausibility import judge_plausibility, outliers
 from specplan.costs.ragged import judge_ragged, ragged_error
 from specplan.costs.rows import MEASURE_ANEW, Pricing, curves_of, draft_table, row_of
 from specplan.costs.samples import Points, draft_prefill_points, host_points, of_lengths, verify_points
@@ -94,6 +96,7 @@ def tables_from_profile(
     pages = np.unique(verify.page)
     of_ragged = None if ragged is None else ragged_error(ragged, pages=pages, rows=rows, table_ms=verify_rows.ms)
     feeds = compare_feeds(profile)
+    machinery = price_machinery(profile, max_num_reqs)
     with no_table_holds():
         tables = CostTables(
             specplan_version=__version__,
@@ -119,12 +122,14 @@ def tables_from_profile(
             ),
             findings=[
                 *judge_profile(profile),
+                *judge_plausibility(whole),
+                *outliers("verify", verify_curves),
                 *judge_conditions(profile),
                 *judge_costs(Evidence(name="verify", unit="tokens", curves=verify_curves, cells_ms=padded.ms)),
                 *judge_ragged(of_ragged),
                 *draft.findings,
                 *judge_feeds(feeds),
-                *overhead.findings,
+                *([host_in_parts(machinery)] if machinery and overhead.source is None else overhead.findings),
                 *mixed.findings,
                 *(draft_prefill.findings if profile.draft is not None else ()),
             ],
@@ -144,7 +149,7 @@ def tables_from_profile(
             draft_prefill_source=draft_prefill.source,
             draft_prefill_ci_ms=draft_prefill.ci_ms,
             mixed=mixed.costs,
-            machinery=price_machinery(profile, max_num_reqs),
+            machinery=machinery,
             additive=fit_additive(verify),
             layout_costs=compare_layouts(profile),
             feed_costs=feeds,
@@ -153,7 +158,7 @@ def tables_from_profile(
     return msgspec.structs.replace(
         tables,
         error=msgspec.structs.replace(tables.error, strata=strata),
-        findings=[*tables.findings, *judge_verification(strata)],
+        findings=[*tables.findings, *judge_limits(tables), *judge_verification(strata)],
     )
 
 

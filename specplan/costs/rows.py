@@ -1,4 +1,5 @@
-"""From points to rows of costs: those of a verify pass, of the drafter, and of what has one axis and is never captured."""
+"""From points to rows of costs: those of a verify pass, of the drafter, and of what has one axis and is never "
+"captured."""
 
 from __future__ import annotations
 

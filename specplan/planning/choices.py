@@ -1,0 +1,57 @@
+"""Whether what a budget chooses under these tables rests on what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from specplan.files.tables import CostTables, Finding
+from specplan.planning.budget import choose_draft_budget
+
+__all__ = ["judge_choices"]
+
+CONFIDENCES = (0.5, 0.7, 0.9, 1.0)
+
+
+def judge_choices(tables: CostTables) -> Iterator[Finding]:
+    """Every number of requests that was measured, at the longest context, with drafts that are all equally sure."""
+    k = tables.num_speculative_tokens
+    if not k:
+        return
+    draft_row, overhead_ms = tables.draft_row(k), tables.step_overhead_ms(has_budget=True)
+    tried, guessed = 0, []
+    for num_reqs in tables.num_reqs:
+        most = min(num_reqs * k, tables.max_num_tokens - num_reqs)
+        if most < 1:
+            continue
+        row = tables.verify_row(num_reqs, tables.contexts[-1])
+        sources = tables.verify_sources(num_reqs, tables.contexts[-1])
+        for confidence in CONFIDENCES:
+            chosen = (
+                num_reqs
+                + choose_draft_budget(
+                    np.full((num_reqs, k), confidence),
+                    np.full(num_reqs, k),
+                    num_sampling=num_reqs,
+                    num_non_draft_tokens=num_reqs,
+                    draft_ms=float(draft_row[num_reqs]),
+                    verify_ms=row,
+                    max_draft_budget=most,
+                    overhead_ms=float(overhead_ms[num_reqs]),
+                ).draft_budget
+            )
+            tried += 1
+            if sources[chosen] in ("x", "u"):
+                guessed.append((num_reqs, chosen, confidence))
+    if guessed:
+        num_reqs, chosen, confidence = guessed[-1]
+        yield Finding(
+            code="choice-extrapolated",
+            severity="warning",
+            place=f"verify, {num_reqs} requests",
+            message=f"{len(guessed)} of {tried} budgets rest on costs that were not measured: with {num_reqs} "
+            "requests and "
+            f"confidences of {confidence}, a step of {chosen} tokens",
+            hint=f"measure that far: specplan profile --max-num-seqs {num_reqs} --max-num-batched-tokens {chosen}",
+        )
