@@ -11,14 +11,26 @@ from typing import Final
 
 from msgspec import Struct
 
-from specplan.files.profile import Environment, ModelInfo, Profile
+from specplan.files.profile import ModelInfo, Profile
 from specplan.files.tables import CostTables
 from specplan.files.trace import TraceMetadata
 from specplan.shapes import Layout
 
-__all__ = ["MODELS", "Difference", "Identity", "differences", "identity_of", "in_words", "recorded_pair"]
+__all__ = [
+    "MODELS",
+    "PLACE",
+    "Difference",
+    "Identity",
+    "differences",
+    "identity_of",
+    "in_words",
+    "processors",
+    "recorded_pair",
+]
 
+# Aspects that a trace knows, and those that a machine knows without a model.
 MODELS: Final = ("target", "draft")
+PLACE: Final = ("device", "processors", "device_uuid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +70,14 @@ class Difference(Struct, frozen=True, kw_only=True):
 def identity_of(costs: Profile | CostTables) -> Identity:
     """Of what was measured, in the layout that is priced: the other is compared, and prices nothing."""
     environment = costs.environment
+    layout = costs.layout if isinstance(costs, CostTables) else "multi-query"
     if environment is None:
-        return Identity(layout="multi-query", target=costs.target, draft=costs.draft)
+        return Identity(layout=layout, target=costs.target, draft=costs.draft)
     return Identity(
         device=environment.device,
-        processors=_processors(environment),
+        processors=processors(sm_count=environment.sm_count, num_threads=environment.num_threads),
         dtype=environment.dtype,
-        layout="multi-query",
+        layout=layout,
         tensor_parallel_size=environment.tensor_parallel_size,
         target=costs.target,
         draft=costs.draft,
@@ -101,21 +114,15 @@ def differences(first: Identity, second: Identity, aspects: Sequence[str] | None
 
 
 def in_words(difference: Difference, first: str, second: str) -> str:
-    """`device: OLD has NVIDIA H100, NEW has NVIDIA H200`, by the names that the two go by."""
-
-    def has(name: str, value: str | None) -> str:
-        return f"{name} does not say" if value is None else f"{name} has {value}"
-
+    """`device: NVIDIA H100 in OLD, NVIDIA H200 in NEW`, by the names that the two go by."""
     aspect = difference.aspect.replace("_", " ")
-    return f"{aspect}: {has(first, difference.first)}, {has(second, difference.second)}"
+    return f"{aspect}: {difference.first or 'unknown'} in {first}, {difference.second or 'unknown'} in {second}"
 
 
-def _processors(environment: Environment) -> str | None:
-    if environment.sm_count is not None:
-        return f"{environment.sm_count} SMs"
-    if environment.num_threads is not None:
-        return f"{environment.num_threads} thread{'' if environment.num_threads == 1 else 's'}"
-    return None
+def processors(*, sm_count: int | None = None, num_threads: int | None = None) -> str | None:
+    if sm_count is not None:
+        return f"{sm_count} SMs"
+    return None if num_threads is None else f"{num_threads} thread{'' if num_threads == 1 else 's'}"
 
 
 def _key(value: str | int | ModelInfo | None) -> str | int | None:

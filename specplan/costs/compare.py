@@ -140,8 +140,8 @@ def compare_costs(
     regions = list(_regions(old, new, margin))
     if not any(region.points for region in regions):
         raise CoverageError(
-            f"no point was measured in both: OLD has {sum(region.num_only_old for region in regions)}, NEW has "
-            f"{sum(region.num_only_new for region in regions)}",
+            f"no point was measured in both: {sum(region.num_only_old for region in regions)} in OLD, "
+            f"{sum(region.num_only_new for region in regions)} in NEW",
             "profile both at the same requests, sizes and contexts",
         )
     return Comparison(

@@ -26,6 +26,7 @@ from specplan.files._arrays import (
 from specplan.files._json import encode, read_json, write_json
 from specplan.files.mixed_costs import MixedCosts
 from specplan.files.profile import Environment, Milliseconds, ModelInfo
+from specplan.shapes import Layout
 
 __all__ = [
     "TABLES_SCHEMA",
@@ -122,8 +123,8 @@ class CostTables(
     `num_reqs` and `contexts` are the measured requests and contexts of the verify axes; tables made from a plain curve
     have one of each, and hold for any. `draft_ks` is None where one draft row holds for every k. A `_ci_ms` is the
     half-width of the 95% interval, None without raw repetitions. `capture_sizes` are those that were measured.
-    `draft_capture_limit` is in requests; None: every measured draft size is a captured one. All costs are of the
-    multi-query layout; `layout_costs` compares it with batch expansion, and is empty where only one was measured.
+    `draft_capture_limit` is in requests; None: every measured draft size is a captured one. All costs are of
+    `layout`; `layout_costs` compares it with batch expansion, and is empty where only one was measured.
     """
 
     schema: Literal["specplan.tables/1"] = TABLES_SCHEMA
@@ -132,6 +133,7 @@ class CostTables(
     environment: Environment | None
     target: ModelInfo | None = None
     draft: ModelInfo | None = None
+    layout: Layout = "multi-query"  # of the verify passes that are priced
     profile_digest: str | None
     num_speculative_tokens: Annotated[int, Meta(ge=0)] | None
     capture_sizes: list[int]

@@ -95,7 +95,8 @@ def simulation_notes(result: SimulationResult) -> list[str]:
             else f"widened by the costs' held-out error, {error:.1%}"
         )
         notes.append(f"intervals from {result.num_resamples} draws of the requests; {known}")
-    notes += [f"warning: {mismatch}" for mismatch in result.mismatches]
+    notes += [f"warning: {mismatch}" for mismatch in (*result.mismatches, *result.planner_mismatches)]
+    notes += [f"unknown: {matter}" for matter in result.unknown]
     notes += [f"warning, of the cost tables: {warning}" for warning in result.tables.warnings]
     return notes
 

@@ -86,11 +86,11 @@ def test_json_is_the_same_answer(run: Run, write: Callable[..., Path]) -> None:
 def test_other_devices_are_compared_when_asked_to_be(run: Run, write: Callable[..., Path]) -> None:
     old = write("old")
     other = write("new", environment=msgspec.structs.replace(CPU_ENVIRONMENT, device="another CPU"))
-    hint = refused(run, 2, "costs of different things: device: OLD has a CPU, NEW has another CPU", old, other)
+    hint = refused(run, 2, "costs of different things: device: a CPU in OLD, another CPU in NEW", old, other)
     assert "--across" in hint
     result = run("compare", old, other, "--across")
     assert result.exit_code == 0
-    assert "warning: compared across device: OLD has a CPU, NEW has another CPU" in result.stdout
+    assert "warning: compared across device: a CPU in OLD, another CPU in NEW" in result.stdout
 
 
 class TestBadInput:

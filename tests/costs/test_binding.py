@@ -83,10 +83,10 @@ def test_either_way_round(data: st.DataObject) -> None:
 def test_in_words() -> None:
     (difference,) = differences(H100, replace(H100, target=OTHERS["target"]))
     assert in_words(difference, "OLD", "NEW") == (
-        "target: OLD has big (config aaaaaaaaaaaa), NEW has big (config cccccccccccc)"
+        "target: big (config aaaaaaaaaaaa) in OLD, big (config cccccccccccc) in NEW"
     )
     (unknown,) = differences(H100, replace(H100, tensor_parallel_size=None))
-    assert in_words(unknown, "these", "those") == "tensor parallel size: these has 2, those does not say"
+    assert in_words(unknown, "these", "those") == "tensor parallel size: 2 in these, unknown in those"
 
 
 def test_names_from_files_stay_on_a_line() -> None:

@@ -238,9 +238,9 @@ class TestWhatIsCompared:
         draft = captured([1.0] * 6, model="draft", k=3)
         eager = msgspec.structs.replace(draft, mode="eager")
         longer = captured([1.0] * 6, context_len=256)
-        with pytest.raises(CoverageError, match="no point was measured in both: OLD has 1, NEW has 1"):
+        with pytest.raises(CoverageError, match="no point was measured in both: 1 in OLD, 1 in NEW"):
             compare_costs(of_samples(draft), of_samples(eager))
-        with pytest.raises(CoverageError, match="OLD has 2, NEW has 0"):
+        with pytest.raises(CoverageError, match="2 in OLD, 0 in NEW"):
             compare_costs(of_samples(draft, longer), of_samples())
         found = region(compare_costs(of_samples(captured([1.0] * 6), longer), of_samples(captured([1.0] * 6))))
         assert (len(found.points), found.num_only_old, found.num_only_new) == (1, 1, 0)
@@ -280,11 +280,11 @@ class TestDifferentThings:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"device": "another CPU"}, "device: OLD has a CPU, NEW has another CPU"),
-            ({"num_threads": 1}, "processors: OLD has 2 threads, NEW has 1 thread"),
-            ({"dtype": "bfloat16"}, "dtype: OLD has float32, NEW has bfloat16"),
-            ({"timing_scope": "all of it"}, "timing scope: OLD has step, NEW has all of it"),
-            ({"graph_kind": "cuda-graph"}, "graph kind: OLD has static, NEW has cuda-graph"),
+            ({"device": "another CPU"}, "device: a CPU in OLD, another CPU in NEW"),
+            ({"num_threads": 1}, "processors: 2 threads in OLD, 1 thread in NEW"),
+            ({"dtype": "bfloat16"}, "dtype: float32 in OLD, bfloat16 in NEW"),
+            ({"timing_scope": "all of it"}, "timing scope: step in OLD, all of it in NEW"),
+            ({"graph_kind": "cuda-graph"}, "graph kind: static in OLD, cuda-graph in NEW"),
         ],
     )
     def test_are_refused_unless_asked_for(self, changes: dict[str, Any], message: str) -> None:
@@ -308,13 +308,13 @@ class TestDifferentThings:
         with pytest.raises(ConfigError) as raised:
             compare_costs(old, new)
         assert raised.value.message == (
-            "these are costs of different things: dtype: OLD has float32, NEW has float16; tensor parallel size: OLD "
-            "has 1, NEW has 2; target: OLD has target (config 00), NEW has other (config ff)"
+            "these are costs of different things: dtype: float32 in OLD, float16 in NEW; tensor parallel size: 1 in "
+            "OLD, 2 in NEW; target: target (config 00) in OLD, other (config ff) in NEW"
         )
 
     def test_cells_made_by_another_rule(self) -> None:
         profile = make_profile_of_every_region()
-        with pytest.raises(ConfigError, match="monotone: OLD has running-max, NEW has none"):
+        with pytest.raises(ConfigError, match="monotone: running-max in OLD, none in NEW"):
             compare_costs(tables_from_profile(profile), tables_from_profile(profile, monotone="none"))
 
     def test_what_nobody_knows_is_said_and_not_refused(self) -> None:

@@ -134,8 +134,8 @@ class TestNotes:
         environment = msgspec.structs.replace(CPU_ENVIRONMENT, dtype="float16", torch="2.14.0", device=None)
         new = make_profile_of_every_region(environment=environment)
         notes = list(comparison_notes(compared(new, across=True)))
-        assert "warning: compared across dtype: OLD has float32, NEW has float16" in notes
-        assert "differs: torch: OLD has 2.13.0, NEW has 2.14.0" in notes
+        assert "warning: compared across dtype: float32 in OLD, float16 in NEW" in notes
+        assert "differs: torch: 2.13.0 in OLD, 2.14.0 in NEW" in notes
         assert "unknown whether the same: device (NEW does not say), tensor parallel size (neither says)" in notes
 
     def test_what_is_wrong_with_the_files_themselves(self) -> None:
