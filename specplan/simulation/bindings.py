@@ -26,7 +26,8 @@ class Bindings:
         found = self.mismatches + self.planner_mismatches
         if found:
             raise ConfigError(
-                "; ".join(found), "use costs that were profiled for the trace's pair, on the device planned for"
+                "; ".join(found),
+                "use costs that were profiled for the trace's pair on the device planned for, or leave out --strict",
             )
 
 
