@@ -7,6 +7,9 @@ SpecplanError
 ├── InfeasibleError    4  the question has an answer, and the answer is no
 └── MeasurementError   5  the device could not be measured
 
+1 is no error: whoever asked whether something is as it should be gets a no. A comparison found something slower, or a
+strict doctor a warning.
+
 The message says what was found and what was expected; the hint says what to do or run next. cli/ is the one place that
 turns these into output; anything else that escapes is a bug and keeps its traceback.
 """

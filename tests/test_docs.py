@@ -42,7 +42,7 @@ def test_hints_name_what_exists() -> None:
     """Every `specplan command` and every --option in a message of the code is one that a user can type."""
     parameters = [parameter for command in COMMANDS.values() for parameter in command.params]
     options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
-    any_command = re.compile(r"specplan (profile|tables|record|simulate|import|plan|check|export|doctor)\b")
+    any_command = re.compile(r"specplan (profile|tables|record|simulate|import|plan|check|compare|export|doctor)\b")
     for path in sorted((ROOT / "specplan").rglob("*.py")):
         if "tiny" in path.parts:  # a script with options of its own
             continue

@@ -19,6 +19,8 @@ from typer.core import TyperGroup
 
 from specplan import __version__
 from specplan.cli.cmd_check import check
+from specplan.cli.cmd_compare import compare
+from specplan.cli.cmd_doctor import doctor
 from specplan.cli.cmd_import import import_trace
 from specplan.cli.cmd_profile import profile
 from specplan.cli.cmd_record import record
@@ -74,7 +76,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (profile, tables, record, simulate, validate, check):
+for command in (profile, tables, record, simulate, validate, check, compare, doctor):
     app.command()(command)
 app.command("import")(import_trace)
 

@@ -42,6 +42,9 @@ def simulate(
         int, typer.Option("--resamples", help="Draws of the requests behind each interval; 0 leaves intervals out.")
     ] = 200,
     seed: Annotated[int, typer.Option(help="Seed of those draws.", min=0)] = 0,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse costs of other models or devices, instead of warning of them.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Result to write (JSON).")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -72,6 +75,7 @@ def simulate(
             k=num_speculative_tokens,
             lag=lag,
             calibration=calibration.value,
+            strict=strict,
             num_resamples=num_resamples,
             seed=seed,
             on_progress=report,

@@ -12,9 +12,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["INTERRUPTED", "JsonOption", "Report", "print_json", "remark", "show", "show_progress"]
+__all__ = ["INTERRUPTED", "NOT_GOOD", "JsonOption", "Report", "print_json", "remark", "show", "show_progress"]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
+NOT_GOOD = 1  # no error: what was asked about is not as whoever asked wants it
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 # What the widest table needs. A narrower terminal wraps its lines, where rich would squeeze columns to nothing; a file
 # or a pipe has no width of its own.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +13,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specplan.costs.binding import differences, identity_of, in_words
 from specplan.device.admission import admit_drafts
 from specplan.device.compaction import HostCounts, compact_batch, host_counts
 from specplan.device.confidence import ConfidenceBuffer
+from specplan.device.identity import identify_device
 from specplan.device.upload import upload
 from specplan.errors import ConfigError, InfeasibleError
 from specplan.planning import Policy, choose_draft_budget
@@ -121,7 +123,8 @@ class AdaptiveVerifier:
     A step of an engine calls, in this order: `add_request` for each that takes a slot, `choose_budget`, `compact` for
     the host's counts, `reallocate` for the device's, and, once the drafter has run, `record_confidences`.
 
-    Without tables every offered draft is verified, up to `max_total_logits`, and a warning says so.
+    Without tables every offered draft is verified, up to `max_total_logits`, and a warning says so. Another warns of
+    tables that were measured on another device, or under another tensor-parallel size.
 
     Under tensor parallel, pass the groups: rank 0's budget and rank 0's admitted counts are everyone's, for ranks may
     differ in the last bits of a confidence. Every rank makes every call. The budget is the host's and goes through
@@ -174,6 +177,8 @@ class AdaptiveVerifier:
             logger.warning(
                 "no cost tables: every offered draft is verified, up to K = %d a request", num_speculative_tokens
             )
+        else:
+            self._compare_device(tables)
 
     @property
     def is_adaptive(self) -> bool:
@@ -294,6 +299,18 @@ class AdaptiveVerifier:
         return StepPrices.from_tables(
             verify, tables, policy=Policy(kind="adaptive"), num_speculative_tokens=self.num_speculative_tokens
         )
+
+    def _compare_device(self, tables: CostTables) -> None:
+        """Warns of tables that were measured elsewhere. Of dtype and models only who runs the steps knows."""
+        num_ranks = 1 if self.cpu_group is None else dist.get_world_size(self.cpu_group)
+        here = replace(identify_device(self.device), tensor_parallel_size=num_ranks)
+        aspects = ("device", "processors", "tensor_parallel_size")
+        found = differences(identity_of(tables), here, aspects)
+        if others := [difference for difference in found if not difference.is_unknown]:
+            told = "; ".join(in_words(difference, "the tables", "this process") for difference in others)
+            logger.warning("cost tables that were measured elsewhere: %s", told)
+        if unknown := [difference.aspect for difference in found if difference.is_unknown]:
+            logger.info("cost tables of which nobody knows whether they hold here: %s", ", ".join(unknown))
 
     def _check(self, batch: VerifyBatch) -> None:
         longest, last_slot = int(batch.scheduled.max(initial=0)), int(batch.slots.max(initial=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specplan.files._atomic import require_writable
+from specplan.files.cost_files import read_costs
 from specplan.files.profile import Environment, Failure, ModelInfo, Profile, Reading, Sample, Sentinel
 from specplan.files.tables import CostTables, Finding, HeldOutError, RegionError, Source
 from specplan.files.trace import Trace, TraceMetadata, require_trace_suffix
@@ -24,6 +25,7 @@ __all__ = [
     "Trace",
     "TraceMetadata",
     "Validation",
+    "read_costs",
     "require_trace_suffix",
     "require_writable",
 ]

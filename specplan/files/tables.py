@@ -28,6 +28,7 @@ from specplan.files.machinery import MachineryCosts
 from specplan.files.mixed_costs import MixedCosts
 from specplan.files.profile import Environment, ModelInfo
 from specplan.files.trust import AdditiveFit, FeedCosts, HeldOutError, LayoutCosts, RegionError
+from specplan.shapes import Layout
 
 __all__ = [
     "TABLES_SCHEMA",
@@ -83,8 +84,8 @@ class CostTables(
     half-width of the 95% interval, None without raw repetitions. `semantics` is of the verify pass alone, see
     pricing.py: "exact" tables have no cost where nothing was measured, and can plan and not charge. `capture_sizes` are
     those that were measured. `draft_capture_limit` is in requests; None: every measured draft size is a captured one.
-    All costs are of the multi-query layout; `layout_costs` compares it with batch expansion, and is empty where only
-    one was measured.
+    All costs are of `layout`; `layout_costs` compares it with batch expansion, and is empty where only one was
+    measured.
     """
 
     schema: Literal["specplan.tables/1"] = TABLES_SCHEMA
@@ -93,6 +94,7 @@ class CostTables(
     environment: Environment | None
     target: ModelInfo | None = None
     draft: ModelInfo | None = None
+    layout: Layout = "multi-query"  # of the verify passes that are priced
     profile_digest: str | None
     num_speculative_tokens: Annotated[int, Meta(ge=0)] | None
     capture_sizes: list[int]

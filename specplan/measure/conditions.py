@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -47,29 +48,45 @@ class ConditionReader:
     def others_share(self) -> float | None:
         """The share of all cores' time that went to others since the last reading: other processes, and what the host
         of a virtual machine took for itself."""
-        before, now = self.last_cpu, cpu_times()
-        self.last_cpu = now
-        if before is None or now is None:
-            return None
-        total_s, busy_s, own_s = (after - earlier for after, earlier in zip(now, before, strict=True))
-        if total_s <= 0:
-            return None
-        return min(max(busy_s - own_s, 0.0) / total_s, 1.0)
+        before, self.last_cpu = self.last_cpu, cpu_times()
+        return share_of_others(before, self.last_cpu)
 
 
-def cpu_times(stat: Path = Path("/proc/stat")) -> tuple[float, float, float] | None:
-    """Seconds of all cores, of these busy or taken by the host, and of these this process's own; None where unknown."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuTimes:
+    """Seconds since the machine started, of all cores together."""
+
+    total_s: float
+    busy_s: float  # or taken by the host
+    stolen_s: float  # by the host of a virtual machine, to run others
+    own_s: float  # this process's
+
+
+def cpu_times(stat: Path = Path("/proc/stat")) -> CpuTimes | None:
+    """None where unknown."""
     try:
         fields = stat.read_text(encoding="ascii").split("\n", 1)[0].split()
-        ticks = os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
+        # user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's already.
+        seconds = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields[1:9]]
+    except (OSError, ValueError, OverflowError):
         return None
-    if fields[:1] != ["cpu"] or len(fields) < 9:
+    if fields[:1] != ["cpu"] or len(seconds) < 8:
         return None
-    # user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's already.
-    seconds = [int(field) / ticks for field in fields[1:9]]
     own = os.times()
-    return sum(seconds), sum(seconds) - seconds[3] - seconds[4], own.user + own.system
+    return CpuTimes(
+        total_s=sum(seconds),
+        busy_s=sum(seconds) - seconds[3] - seconds[4],
+        stolen_s=seconds[7],
+        own_s=own.user + own.system,
+    )
+
+
+def share_of_others(before: CpuTimes | None, now: CpuTimes | None) -> float | None:
+    """Of all cores' time between the two, what other processes and the host took."""
+    if before is None or now is None or now.total_s <= before.total_s:
+        return None
+    others_s = (now.busy_s - before.busy_s) - (now.own_s - before.own_s)
+    return min(max(others_s, 0.0) / (now.total_s - before.total_s), 1.0)
 
 
 class Gpu:

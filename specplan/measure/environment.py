@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from specplan.device.identity import cpu_name
 from specplan.errors import ConfigError
 from specplan.files import Environment
 
@@ -64,16 +65,6 @@ def describe_environment(device: torch.device, dtype: torch.dtype) -> Environmen
         timing_scope=TIMING_SCOPE[device.type],
         tensor_parallel_size=1,
     )
-
-
-def cpu_name() -> str:
-    """The processor's name where the system tells one."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as cpuinfo:
-            names = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def nvidia_driver() -> str | None:

@@ -96,7 +96,8 @@ def simulation_notes(result: SimulationResult) -> list[str]:
             else f"widened by what is known of the costs of each policy's steps, {span}"
         )
         notes.append(f"intervals from {result.num_resamples} draws of the requests; {known}")
-    notes += [f"warning: {mismatch}" for mismatch in result.mismatches]
+    notes += [f"warning: {mismatch}" for mismatch in (*result.mismatches, *result.planner_mismatches)]
+    notes += [f"unknown: {matter}" for matter in result.unknown]
     notes += [f"warning, of the cost tables: {warning}" for warning in result.tables.warnings]
     return notes
 

@@ -89,6 +89,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     tables: TablesUsed
     planner_tables: TablesUsed
     mismatches: list[str]  # between the models that were recorded and those whose steps are priced
+    planner_mismatches: list[str]  # between what a budget believes the costs are of and what is charged
+    unknown: list[str]  # what nobody knows to match
     trace_source: str
     target: str
     draft: str

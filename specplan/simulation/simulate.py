@@ -17,6 +17,7 @@ from specplan.files.tables import CostTables
 from specplan.files.trace import Trace
 from specplan.planning import CalibrationReport, Policy, cross_fit_confidence, parse_policy
 from specplan.planning.prices import StepPrices, VerifyPrices
+from specplan.simulation.bindings import bind
 from specplan.simulation.comparison import PolicyReplays, policy_result, recommend
 from specplan.simulation.replay import ReplayCase, ReplayTotals, Workload
 from specplan.simulation.result import CalibrationMode, SimulationResult, TablesUsed
@@ -39,6 +40,7 @@ def simulate(
     lag: int = 1,
     calibration: CalibrationMode = "cross-fit",
     max_num_batched_tokens: int | None = None,
+    strict: bool = False,
     seed: int = 0,
     num_resamples: int = 200,
     on_progress: Callable[[float, str], None] | None = None,
@@ -52,6 +54,8 @@ def simulate(
         lag: How many steps old the confidences are that set the budget. Ranking reads the fresh ones.
         calibration: "cross-fit" plans with calibrated confidences, "off" with the recorded ones.
         max_num_batched_tokens: What a step may hold; as many as the tables cover where not given.
+        strict: Refuse costs of another pair than the trace's, and planner's tables of something else than is charged.
+            Otherwise the result tells of them.
         num_resamples: Draws of the trace's requests behind each interval; 0 leaves the intervals out. Calibration is
             not fitted anew in each.
         on_progress: Told the fraction done, and what is at hand.
@@ -61,9 +65,12 @@ def simulate(
     levels = sorted({int(concurrency) for concurrency in concurrencies})
     _check(trace, compared, levels, num_drafts, lag, calibration, num_resamples)
     _require_chargeable(tables)
+    planner = tables if planner_tables is None else planner_tables
+    bindings = bind(trace, tables, planner)
+    if strict:
+        bindings.require()
     signals = _signals(trace, compared, num_drafts, calibration)
     workload = Workload.from_trace(trace)
-    planner = tables if planner_tables is None else planner_tables
     max_tokens = _step_tokens(max_num_batched_tokens, tables, planner)
 
     def verify_prices(of: CostTables) -> VerifyPrices:
@@ -105,7 +112,9 @@ def simulate(
     return SimulationResult(
         tables=used,
         planner_tables=used if planner is tables else _tables_used(planner),
-        mismatches=_mismatches(trace, tables),
+        mismatches=bindings.mismatches,
+        planner_mismatches=bindings.planner_mismatches,
+        unknown=bindings.unknown,
         trace_source=trace.metadata.source,
         target=trace.metadata.target,
         draft=trace.metadata.draft,
@@ -193,18 +202,6 @@ def _held_out_error(tables: CostTables, policy: Policy) -> float:
     """Of the steps that a policy takes: those of a budget are ragged. 0 where nothing is known."""
     ragged = tables.error.ragged if policy.has_budget else None
     return max(tables.error.known_to or 0.0, 0.0 if ragged is None else ragged.mape)
-
-
-def _mismatches(trace: Trace, tables: CostTables) -> list[str]:
-    """Which of the pair is not the one that was timed, as far as both files name it."""
-    mismatches = []
-    for role, priced in (("target", tables.target), ("draft", tables.draft)):
-        recorded = trace.metadata.provenance.get(f"{role}_config_sha256")
-        known = None if priced is None else priced.config_sha256
-        if priced is not None and None not in (recorded, known) and recorded != known:
-            name = getattr(trace.metadata, role)
-            mismatches.append(f"the trace's {role} ({name}) is not the one whose steps are priced ({priced.name})")
-    return mismatches
 
 
 def _orders(num_requests: int, num_resamples: int, seed: int) -> list[NDArray[np.int64]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import Result
 
@@ -244,3 +246,21 @@ def test_a_failed_command_leaves_the_old_file_alone(run: Run, trace_file: Path, 
     refused(run, 3, "", "import", tables_file, "--field", "x", "-o", trace_file)
     assert trace_file.read_bytes() == before
     assert Trace.read(trace_file).num_requests == 24
+
+
+def test_costs_of_other_models_warn_and_where_strict_are_refused(
+    run: Run, trace: Trace, tables_file: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    known = msgspec.structs.replace(trace.metadata, provenance={"target_config_sha256": "aa"})
+    replace(trace, metadata=known).write(path)
+    target = {"name": "other", "num_params": 1, "config_sha256": "bb", "weights": "loaded"}
+    of_others = edited(tables_file, target=target)
+    args = ("simulate", path, "--tables", of_others, "--policy", "fixed:1", "--concurrency", "1")
+    result = run(*args)
+    assert result.exit_code == 0
+    warning = "the trace's target, target (config aa), is not the one whose steps are priced, other (config bb)"
+    assert f"warning: {warning}" in " ".join(result.stdout.split())
+    hint = refused(run, 2, warning, *args, "--strict")
+    assert "profiled for the trace's pair" in hint
+    assert run("simulate", path, "--tables", tables_file, *args[4:], "--strict").exit_code == 0

@@ -17,8 +17,10 @@ import torch
 
 from specplan.costs import build_cost_tables
 from specplan.device import AdaptiveVerifier, VerifyBatch
+from specplan.device.identity import identify_device
 from specplan.errors import ConfigError, CoverageError
 from specplan.files import CostTables
+from specplan.measure.environment import describe_environment
 from specplan.planning import Policy
 from specplan.planning.prices import StepPrices, StepSize, VerifyPrices
 from specplan.simulation.replay import ReplayCase, Workload, replay_steps
@@ -116,6 +118,42 @@ def test_without_tables_k_is_fixed_and_it_says_so(caplog: pytest.LogCaptureFixtu
     assert verifier.choose_budget(batch) == 3
     assert verifier.reallocate(batch, 3).admitted.tolist() == [2, 1, 0]
     assert make_verifier().is_adaptive
+
+
+class TestTablesFromElsewhere:
+    """A warning, once, of what is another; of what nobody knows no more than a line for who asks."""
+
+    @staticmethod
+    def told(caplog: pytest.LogCaptureFixture, **changes: Any) -> list[tuple[str, str]]:
+        here = describe_environment(CPU, torch.float32)
+        environment = msgspec.structs.replace(here, **changes)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            make_verifier(tables=msgspec.structs.replace(make_tables(), environment=environment))
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    def test_those_of_this_device_say_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert self.told(caplog) == []
+        assert self.told(caplog, torch="2.0.0", device_uuid="0b1c") == []
+
+    def test_those_of_another_warn(self, caplog: pytest.LogCaptureFixture) -> None:
+        here = identify_device(CPU).device
+        assert self.told(caplog, device="NVIDIA H100", num_threads=None, sm_count=132, tensor_parallel_size=8) == [
+            (
+                "WARNING",
+                f"cost tables that were measured elsewhere: device: NVIDIA H100 in the tables, {here} in this process; "
+                "processors: 132 SMs in the tables, 1 thread in this process; tensor parallel size: 8 in the tables, "
+                "1 in this process",
+            )
+        ]
+
+    def test_those_that_do_not_say_are_not_taken_for_right(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert self.told(caplog, device=None, tensor_parallel_size=None) == [
+            ("INFO", "cost tables of which nobody knows whether they hold here: device, tensor_parallel_size")
+        ]
+        with caplog.at_level(logging.INFO):
+            make_verifier()
+        assert "device, processors, tensor_parallel_size" in caplog.text
 
 
 def test_steps_without_drafts_and_without_requests_are_routine() -> None:

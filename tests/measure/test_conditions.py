@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specplan.measure import conditions
-from specplan.measure.conditions import ConditionReader, cpu_times
+from specplan.measure.conditions import ConditionReader, CpuTimes, cpu_times
 
 CPU = torch.device("cpu")
 
@@ -75,7 +75,14 @@ def test_without_nvml_all_is_unknown(monkeypatch: pytest.MonkeyPatch, gpu: torch
 
 def test_a_processor_is_shared_by_what_this_process_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 10 s of all cores 6 were busy, 2 of them with this process."""
-    times = iter([(100.0, 50.0, 7.0), (110.0, 56.0, 9.0), None, (120.0, 60.0, 9.0)])
+    times = iter(
+        [
+            CpuTimes(total_s=100.0, busy_s=50.0, stolen_s=0.0, own_s=7.0),
+            CpuTimes(total_s=110.0, busy_s=56.0, stolen_s=0.0, own_s=9.0),
+            None,
+            CpuTimes(total_s=120.0, busy_s=60.0, stolen_s=0.0, own_s=9.0),
+        ]
+    )
     monkeypatch.setattr(conditions, "cpu_times", lambda: next(times))
     reader = ConditionReader(CPU)
     shares = [reader.read().others_share for _ in range(3)]
@@ -87,10 +94,9 @@ def test_the_processors_own_count_of_time(tmp_path: Path) -> None:
     stat.write_text("cpu  100 0 50 800 20 0 10 20 5 0\ncpu0 1 2 3\n")
     seconds = cpu_times(stat)
     assert seconds is not None
-    assert [total / seconds[0] for total in seconds[:2]] == pytest.approx(
-        [1.0, 0.18]
-    )  # idle and waiting for a disk are not busy
-    assert seconds[2] > 0
+    assert seconds.busy_s / seconds.total_s == pytest.approx(0.18)  # idle and waiting for a disk are not busy
+    assert seconds.stolen_s / seconds.total_s == pytest.approx(0.02)
+    assert seconds.own_s > 0
     for text in ("", "cpu0 1 2 3", "cpu x y"):
         stat.write_text(text)
         assert cpu_times(stat) is None

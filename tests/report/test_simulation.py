@@ -71,6 +71,8 @@ def result(policies: list[PolicyResult], recommendations: list[Recommendation], 
             "tables": TABLES,
             "planner_tables": TABLES,
             "mismatches": [],
+            "planner_mismatches": [],
+            "unknown": [],
             "trace_source": "prompts.jsonl",
             "target": "tiny",
             "draft": "tiny",
@@ -243,3 +245,13 @@ def test_the_result_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert msgspec.json.decode(path.read_bytes(), type=SimulationResult) == usual()
     with pytest.raises(FileError, match="cannot write"):
         write_result(usual(), tmp_path / "absent" / "result.json")
+
+
+def test_what_does_not_match_or_may_not_is_in_the_notes() -> None:
+    found = msgspec.structs.replace(
+        usual(), planner_mismatches=["the planner's tables are not of what is charged: x"], unknown=["whether it rains"]
+    )
+    notes = simulation_notes(found)
+    assert "warning: the planner's tables are not of what is charged: x" in notes
+    assert "unknown: whether it rains" in notes
+    assert deploy_sentence(found) == deploy_sentence(usual())  # what the planner loses is in the figures already

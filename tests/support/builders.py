@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specplan.files import Environment, ModelInfo, Validation
+from specplan.files import Environment, ModelInfo, Profile, Sample, Validation
 from specplan.files.validation import CaseValidation
 
 if TYPE_CHECKING:
@@ -63,3 +63,49 @@ def make_validation_plan(**changes: Any) -> ValidationPlan:
         "max_num_batched_tokens": 32,
     }
     return ValidationPlan(**(fields | changes))
+
+
+def make_profile_of_every_region(*, scale: float = 1.0, spread: float = 0.0, **changes: Any) -> Profile:
+    """Two points of each kind that is priced, 21 repetitions each: `scale` times 1, 2, 3 ... ms, evenly `spread`.
+
+    Spread 0.1: from 10% below the median to 10% above it.
+    """
+    shapes: list[dict[str, Any]] = [
+        {"model": "verify", "mode": "graph", "num_reqs": 1, "num_tokens": 4},
+        {"model": "verify", "mode": "graph", "num_reqs": 2, "num_tokens": 8},
+        {"model": "verify", "mode": "eager", "num_reqs": 2, "num_tokens": 16},
+        {"model": "verify", "mode": "eager", "num_reqs": 2, "num_tokens": 24},
+        *(
+            {"model": "verify", "mode": "eager", "num_reqs": 2, "num_tokens": 1 + prompts, "num_prefilling": 1}
+            | {"num_prompt_tokens": prompts}
+            for prompts in (8, 16)
+        ),
+        *({"model": "draft", "mode": "graph", "num_reqs": n, "num_tokens": 2 * n, "k": 3} for n in (1, 2)),
+        *({"model": "host", "mode": "eager", "num_reqs": n, "num_tokens": 4 * n, "k": 3} for n in (1, 2)),
+        *({"model": "draft-prefill", "mode": "eager", "num_reqs": 1, "num_tokens": size} for size in (8, 16)),
+    ]
+    samples = [
+        Sample(
+            **{"k": None, "layout": "multi-query", "stop_reason": "converged", "warmup_ms": []} | shape,
+            executed_num_reqs=shape["num_reqs"],
+            executed_num_tokens=shape["num_tokens"],
+            context_len=128,
+            repetitions_ms=[scale * ms * (1 + spread * step / 10) for step in range(-10, 11)],
+        )
+        for ms, shape in enumerate(shapes, start=1)
+    ]
+    fields: dict[str, Any] = {
+        "specplan_version": "0.1.0",
+        "created": "2026-01-01T00:00:00Z",
+        "source": "measured",
+        "environment": CPU_ENVIRONMENT,
+        "target": TARGET,
+        "draft": DRAFT,
+        "num_speculative_tokens": 11,  # so that two requests reach the smooth sizes
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 24,
+        "capture_sizes": [4, 8],
+        "complete": True,
+        "samples": samples,
+    }
+    return Profile(**fields | changes)
