@@ -16,7 +16,7 @@ from specplan.files.mixed_costs import MixedCosts
 from specplan.files.profile import Profile
 from specplan.files.tables import Finding, Monotone, RegionError
 
-__all__ = ["MixedPricing", "price_mixed"]
+__all__ = ["MixedPricing", "mixed_cells", "price_mixed"]
 
 Cell = tuple[int, int, int, int]  # context, verifying requests, drafts of each, prompt tokens
 
@@ -34,7 +34,7 @@ def price_mixed(profile: Profile, monotone: Monotone) -> MixedPricing:
     Unless `monotone` is "none", a step with more prompt tokens, drafts or verifying requests costs no less: beside many
     prompt tokens what a draft costs is less than the noise.
     """
-    cells = _cells(profile)
+    cells = mixed_cells(profile)
     if not cells:
         return MixedPricing(costs=None, error=None, findings=[_unmeasured()])
     verifying = {cell for cell in cells if cell[1]}
@@ -76,7 +76,7 @@ def rising(ms: NDArray[np.float64]) -> NDArray[np.float64]:  # [C, V, D, P], as 
     return ms
 
 
-def _cells(profile: Profile) -> dict[Cell, list[float]]:
+def mixed_cells(profile: Profile) -> dict[Cell, list[float]]:
     """Every repetition of each composition; steps of one differ in the number of prompts at most."""
     cells: dict[Cell, list[float]] = {}
     for index, sample in enumerate(profile.samples):
