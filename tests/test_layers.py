@@ -81,7 +81,7 @@ def loads(modules_wanted: set[str], code: str) -> set[str]:
     return set(filter(None, result.stdout.splitlines()[-1].split(",")))
 
 
-HEAVY = {"torch", "scipy", "numba", "pyarrow", "numpy", "rich"}
+HEAVY = {"torch", "scipy", "numba", "pyarrow", "numpy", "rich", "matplotlib"}
 
 
 def test_the_probe_can_fail() -> None:

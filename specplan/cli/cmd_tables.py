@@ -47,11 +47,16 @@ def tables(
     compare_semantics: Annotated[
         bool, typer.Option("--compare-semantics", help="Show what planning by one and running another would lose.")
     ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Picture of the costs to write: a page (.html), .png or .svg.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Price every batch size: padded up to the capture limit, smooth above it.
 
     Example: specplan tables profile.json -o tables.json
+
+    To see them: specplan tables profile.json --plot costs.html
 
     Where the profile timed both layouts, the tables also show how many times as long batch expansion takes.
     --compare-semantics draws batches of confidences, and with --json prints the comparison alone.
@@ -59,12 +64,19 @@ def tables(
     import msgspec
 
     from specplan.costs import tables_from_profile
+    from specplan.errors import ConfigError
     from specplan.files import Profile, require_writable
     from specplan.files.tables import Semantics
+    from specplan.report.cost_plot import require_plot_suffix, write_plot
     from specplan.report.tables import semantics_report, tables_report
 
     if output is not None:
         require_writable(output, profile)
+    if plot is not None:
+        require_plot_suffix(plot)
+        require_writable(plot, profile)
+        if output is not None and plot.resolve() == output.resolve():
+            raise ConfigError(f"--output and --plot both name {plot}", "give each a file of its own")
     measured = Profile.read(profile)
     built = tables_from_profile(measured, monotone=monotone.value, semantics=semantics.value)
     compared = None
@@ -75,6 +87,8 @@ def tables(
         compared = compare(
             {name: tables_from_profile(measured, monotone=monotone.value, semantics=name) for name in names}
         )
+    if plot is not None:
+        write_plot(plot, measured, built)
     if output is not None:
         built.write(output)
     if json and compared is not None:
@@ -86,5 +100,5 @@ def tables(
     show(*tables_report(built))
     if compared is not None:
         show(*semantics_report(compared))
-    if output is not None:
-        typer.echo(f"wrote {output}")
+    for written in filter(None, (output, plot)):
+        typer.echo(f"wrote {written}")

@@ -16,7 +16,7 @@ from specplan.files.mixed_costs import MixedCosts
 from specplan.files.profile import Profile
 from specplan.files.tables import Finding, Monotone, RegionError
 
-__all__ = ["MixedPricing", "price_mixed"]
+__all__ = ["MixedPricing", "mixed_cells", "price_mixed"]
 
 Composition = tuple[int, int, int]  # context, verifying requests, drafts of each
 
@@ -102,8 +102,8 @@ def _sizes(rows: Sequence[_Row]) -> NDArray[np.int64]:
     return kept
 
 
-def _rows(profile: Profile) -> dict[Composition, _Row]:
-    """Every repetition of each composition; steps of one differ in the number of prompts at most."""
+def mixed_cells(profile: Profile) -> dict[Composition, dict[int, list[float]]]:
+    """Every repetition of each composition, by prompt tokens; steps of one differ in the number of prompts at most."""
     cells: dict[Composition, dict[int, list[float]]] = {}
     for index, sample in enumerate(profile.samples):
         if sample.model == "verify" and sample.is_mixed and sample.layout == "multi-query":
@@ -111,8 +111,12 @@ def _rows(profile: Profile) -> dict[Composition, _Row]:
             drafts = sample.num_drafts // sample.num_verifying if sample.num_verifying else 0
             row = cells.setdefault(_composition(sample.context_len, sample.num_verifying, drafts), {})
             row.setdefault(sample.num_prompt_tokens, []).extend(sample.repetitions_ms)
+    return cells
+
+
+def _rows(profile: Profile) -> dict[Composition, _Row]:
     rows = {}
-    for composition, row in cells.items():
+    for composition, row in mixed_cells(profile).items():
         sizes = sorted(row)
         repetitions = [np.array(row[size]) for size in sizes]
         rows[composition] = _Row(

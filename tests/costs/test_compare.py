@@ -338,7 +338,7 @@ class TestDifferentThings:
         assert [(each.aspect, each.first, each.second) for each in comparison.remarks] == [
             ("device_uuid", "a", "b"),
             ("driver", "550.1", "560.2"),
-            ("num_speculative_tokens", "3", "7"),
+            ("num_speculative_tokens", "11", "7"),
             ("capture_sizes", "2, up to 8 tokens", "3, up to 12 tokens"),
         ]
         assert {found.verdict for found in comparison.regions} == {"same"}
