@@ -8,22 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from refusal import refused
 from typer.testing import Result
 
 from specplan.files import Trace
 
 Run = Callable[..., Result]
-
-
-def refused(run: Run, exit_code: int, message: str, *args: str | Path) -> str:
-    """Runs a command that must fail: stdout stays empty, stderr holds an error and a hint of one line each."""
-    result = run(*args)
-    assert result.exit_code == exit_code, result.output
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["error", "hint"], lines
-    assert message in lines[0]
-    return lines[1]
 
 
 def edited(path: Path, **fields: object) -> Path:
@@ -241,6 +231,6 @@ class TestPrompts:
 
 def test_a_failed_command_leaves_the_old_file_alone(run: Run, trace_file: Path, tables_file: Path) -> None:
     before = trace_file.read_bytes()
-    refused(run, 3, "", "import", tables_file, "--field", "x", "-o", trace_file)
+    refused(run, 3, "", "import", "trace", tables_file, "--field", "x", "-o", trace_file)
     assert trace_file.read_bytes() == before
     assert Trace.read(trace_file).num_requests == 24
