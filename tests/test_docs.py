@@ -15,7 +15,8 @@ from specplan.cli import app
 
 KNOWN_ELSEWHERE = {"--upgrade", "--help", "--version", "--output"}  # pip's, and every command's
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHIPPED = sorted((ROOT / "profiles").glob("*/README.md"))
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")), *SHIPPED]
 GROUPS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 # Of a group of commands, such as import, each of them: "import costs".
 COMMANDS = {
@@ -25,14 +26,18 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def page_name(page: Path) -> str:
+    return f"{page.parent.name}/{page.name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not link.startswith("https://"):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "demo.sh"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "demo.sh"], ids=page_name)
 def test_commands_shown_exist_with_their_options(page: Path) -> None:
     text = page.read_text().replace("\\\n", " ")
     if page.suffix == ".md":  # prose may well begin a line with the tool's name
@@ -69,7 +74,7 @@ def test_the_readme_shows_every_command() -> None:
 
 
 def test_nothing_is_left_to_fill_in() -> None:
-    for page in (*PAGES, ROOT / "profiles" / "traces" / "README.md"):
+    for page in PAGES:
         assert not re.search(r"(?m)^[A-Z_]{4,}$", page.read_text()), page.name
 
 
