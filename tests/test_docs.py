@@ -13,7 +13,10 @@ import typer
 from specplan import __version__
 from specplan.cli import app
 
-KNOWN_ELSEWHERE = {"--upgrade", "--help", "--version", "--output"}  # pip's, and every command's
+KNOWN_ELSEWHERE = {
+    *("--upgrade", "--help", "--version", "--output"),  # pip's, and every command's
+    *("--model", "--speculative-config", "--case", "--kv-len-jitter", "--exclude-drafter", "--output-json"),  # vLLM's
+}
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = sorted((ROOT / "profiles").glob("*/README.md"))
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")), *SHIPPED]

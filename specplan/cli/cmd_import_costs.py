@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +20,13 @@ __all__ = ["import_costs"]
 
 class FormatName(StrEnum):
     STEPS = "steps"
+    VLLM_FORWARD = "vllm-forward"
+    VLLM_STEPS = "vllm-steps"
+    SGLANG_SPS = "sglang-sps"
+    SGLANG_DUMP = "sglang-dump"
+    TENSORRT_LLM = "tensorrt-llm"
+    TENSORRT_LLM_STEPS = "tensorrt-llm-steps"
+    VIDUR = "vidur"
 
 
 class UnitName(StrEnum):
@@ -77,6 +85,15 @@ def import_costs(
     timing_scope: Annotated[
         str | None, typer.Option(help="steps: what lies between start and stop of the clock that timed them.")
     ] = None,
+    with_drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="K=FILE",
+            help="vllm-forward: a run of some of the cases with the drafter, which drafted K tokens; repeatable. "
+            "Drafting is what it took more.",
+        ),
+    ] = None,
+    num_layers: Annotated[int | None, typer.Option(min=1, max=2**20, help="vidur: layers of the model.")] = None,
     citation: Annotated[
         str | None, typer.Option(help="Where the files come from and under which licence; kept in the profile.")
     ] = None,
@@ -92,15 +109,18 @@ def import_costs(
     from specplan.interop import Facts, ReadingOptions
     from specplan.interop import import_costs as import_timings
 
-    require_writable(output, *files)
+    drafters = runs_by_k(with_drafter or [])
+    require_writable(output, *files, *drafters.values())
     profile, notes = import_timings(
         files,
         format=format.value,
         options=ReadingOptions(
             unit=None if unit is None else unit.value,
-            columns=dict(pair_of(text, "--column") for text in column) if column else None,
+            columns=dict(pairs(column, "--column")) if column else None,
             where=values_by_column(where) if where else None,
             timing_scope=timing_scope,
+            drafters=drafters or None,
+            num_layers=num_layers,
         ),
         given=Facts(
             device=device,
@@ -133,21 +153,35 @@ def import_costs(
         typer.echo(line)
 
 
-def pair_of(text: str, option: str) -> tuple[str, str]:
+def pairs(texts: Sequence[str], option: str) -> Iterator[tuple[str, str]]:
     from specplan.errors import ConfigError
 
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise ConfigError(f"{option} is {text!r}, expected two names with = between them", f"try {option} num_reqs=n")
-    return name, value
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{option} is {text!r}, expected two words with = between them", f"try {option} a=b")
+        yield name, value
 
 
 def values_by_column(conditions: Sequence[str]) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
-    for text in conditions:
-        name, value = pair_of(text, "--where")
+    for name, value in pairs(conditions, "--where"):
         values.setdefault(name, []).append(value)
     return values
+
+
+def runs_by_k(texts: Sequence[str]) -> dict[int, Path]:
+    from specplan.errors import ConfigError
+
+    runs: dict[int, Path] = {}
+    for k, file in pairs(texts, "--with-drafter"):
+        if not re.fullmatch("[1-9][0-9]{0,5}", k) or int(k) in runs:
+            raise ConfigError(
+                f"--with-drafter begins with {k!r}, expected how many tokens it drafted, and each number once",
+                "try --with-drafter 7=with.json",
+            )
+        runs[int(k)] = Path(file)
+    return runs
 
 
 def describe(profile: Profile, output: Path) -> Iterator[str]:
@@ -157,10 +191,10 @@ def describe(profile: Profile, output: Path) -> Iterator[str]:
         requests = span([sample.num_reqs for sample in samples])
         tokens = span([sample.num_tokens for sample in samples])
         times = span([len(sample.repetitions_ms) for sample in samples])
-        yield f"{what}: {len(samples)} shapes, of requests {requests} and tokens {tokens}; repetitions of each: {times}"
-    yield f"the clock covers: {profile.environment.timing_scope}"
+        yield f"{what}: shapes: {len(samples)}; requests: {requests}; tokens: {tokens}; repetitions of each: {times}"
+    yield f"clock: {profile.environment.timing_scope}"
     if profile.draft is None:
-        yield "no drafter was timed: drafting costs nothing here, as with an n-gram drafter"
+        yield "no drafter was timed on its own: drafting is priced at 0 ms"
     yield (
         f"K = {profile.num_speculative_tokens}, up to {profile.max_num_seqs} requests, capture limit "
         f"{profile.capture_limit} tokens"

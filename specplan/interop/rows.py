@@ -49,6 +49,10 @@ class Row:
         """Finite and above 0."""
         return self._number(name, self.value(name), least=_ABOVE_0, most=most)
 
+    def at_least_0(self, name: str) -> float:
+        """Finite, and 0 or more."""
+        return self._number(name, self.value(name), least=0.0, most=_MOST_MS)
+
     def counts(self, name: str, *, least: int = 1, most: int = _MOST) -> list[int]:
         """A list of one or more that ascends."""
         counts = [self._count(where, item, least, most) for where, item in self._items(name)]
@@ -59,12 +63,12 @@ class Row:
                 )
         return counts
 
-    def numbers(self, name: str, *, beside: str, length: int, least: float = _ABOVE_0) -> list[float]:
-        """A list of finite numbers, one for each of the `length` in the list `beside` it."""
+    def numbers(self, name: str, *, beside: str | None = None, least: float = _ABOVE_0) -> list[float]:
+        """A list of one or more finite numbers; as many as the list `beside` it holds, where one is named."""
         numbers = [self._number(where, item, least=least, most=_MOST_MS) for where, item in self._items(name)]
-        if len(numbers) != length:
+        if beside is not None and len(numbers) != len(list(self._items(beside))):
             raise FileError(
-                f"{self.place}: {name} holds {len(numbers)}, expected one for each of the {length} in {beside}",
+                f"{self.place}: {name} holds {len(numbers)}, expected as many as {beside}",
                 _CORRECT,
             )
         return numbers
@@ -149,13 +153,16 @@ def read_object(path: str | os.PathLike[str]) -> Row:
 
 
 def read_table(path: str | os.PathLike[str]) -> list[Row]:
-    """One or more records: a JSON array of objects, JSON lines, or a CSV with a header, told by the first character.
+    """One or more records: a JSON object, a line each or one, a JSON array of them, or a CSV with a header.
 
-    Lines of a CSV that begin with # are comments.
+    The first character tells which. Lines of a CSV that begin with # are comments.
     """
     data = _read(path).lstrip()
     if data.startswith(b"{"):
-        return json_lines(path)
+        try:
+            return [read_object(path)]
+        except FileError:  # several, or one that is not JSON, whose line is told then
+            return json_lines(path)
     if data.startswith(b"["):
         items = _decode(data, str(path))
         rows = [_object(item, f"{path}: [{index}]") for index, item in enumerate(items)]

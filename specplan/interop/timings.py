@@ -18,7 +18,7 @@ __all__ = ["Facts", "Mode", "Timing", "Timings", "profile_of"]
 
 Mode = Literal["graph", "eager"]
 UNKNOWN = "unknown"
-LONGEST_MS = 1e9  # that a profile holds
+LONGEST_MS, MOST_TOKENS = 1e9, 2**20  # that a profile holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +88,17 @@ class Timings:
 
 
 def profile_of(
-    read: Sequence[Timings], paths: Sequence[str | os.PathLike[str]], *, given: Facts, citation: str | None = None
+    read: Sequence[Timings],
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    beside: Sequence[str | os.PathLike[str]] = (),
+    given: Facts,
+    citation: str | None = None,
 ) -> Profile:
     """The timings of one format's files, `read` from `paths`, as a profile.
 
     Args:
+        beside: Files that were read with these.
         given: What the files do not tell.
         citation: Where they come from, for the profile's source.
     """
@@ -101,22 +107,22 @@ def profile_of(
     facts = given
     for each, path in zip(read, paths, strict=True):
         facts = facts.joined(each.told, str(path))
-    _refuse_unneeded(timings, given)
-    facts = _completed(timings, facts)
-    samples = list(_samples(timings, facts))
-    verify = [sample for sample in samples if sample.model == "verify"]
-    if not verify:
+    if not any(timing.model == "verify" for timing in timings):
         raise FileError(
             f"{', '.join(map(str, paths))}: holds no timings of verify passes, which every step runs",
             "add the file that has them",
         )
+    _refuse_unneeded(timings, given)
+    facts = _completed(timings, facts)
+    samples = list(_samples(timings, facts))
+    verify = [sample for sample in samples if sample.model == "verify"]
     graphs = {sample.executed_num_tokens for sample in verify if sample.mode == "graph"}
     has_drafts = any(sample.model in ("draft", "draft-prefill") for sample in samples)
     if facts.draft is not None and not has_drafts:
         raise ConfigError(
             f"--draft names {facts.draft}, and there are no timings of a drafter", "leave it out, or add its timings"
         )
-    files = ", ".join(Path(path).name for path in paths)
+    files = ", ".join(Path(path).name for path in (*paths, *beside))
     return Profile(
         specplan_version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -148,9 +154,8 @@ def profile_of(
     )
 
 
-def _refuse_unneeded(timings: Iterable[Timing], given: Facts) -> None:
+def _refuse_unneeded(timings: Sequence[Timing], given: Facts) -> None:
     """An option that would change nothing is a misunderstanding."""
-    timings = list(timings)
     needed = {
         "context_len": any(timing.context_len is None and timing.has_context for timing in timings),
         "capture_limit": any(timing.mode is None and timing.is_captured for timing in timings),
@@ -192,11 +197,16 @@ def _samples(timings: Iterable[Timing], facts: Facts) -> Iterator[Sample]:
         repetitions.extend(timing.repetitions_ms)
     limit = _known(facts.num_speculative_tokens)
     for shape, repetitions, place in shapes.values():
+        if shape["executed_num_tokens"] > MOST_TOKENS:
+            raise FileError(
+                f"{place}: a step of {shape['executed_num_tokens']} tokens, expected at most {MOST_TOKENS}",
+                "correct it there, or leave it out",
+            )
         for ms in repetitions:
             if not 0 < ms <= LONGEST_MS:
                 raise FileError(
                     f"{place}: a step of {ms:g} ms, expected more than 0, at most {LONGEST_MS:g}",
-                    "correct it there, or say the unit: --unit us, say",
+                    "correct it there, or leave it out; `steps` takes --unit",
                 )
         if shape["k"] is not None and shape["k"] > limit:
             raise FileError(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from foreign_timings import STEP_ROWS
 
 from specplan.costs import tables_from_profile
 from specplan.errors import ConfigError, FileError, SpecplanError
@@ -11,18 +12,11 @@ from specplan.files import Profile
 
 Imported = Callable[..., Profile]
 
-PLAIN = """\
-num_reqs,num_tokens,context_len,mode,ms
-1,1,512,graph,2.0
-1,1,512,graph,2.5
-4,8,512,graph,3.0
-4,16,512,eager,7.0
-4,32,512,eager,9.0
-"""
+VERIFY_ROW = "num_reqs,num_tokens,context_len,mode,ms,timed,k\n1,1,1,eager,1,verify,\n"
 
 
 def test_rows_of_one_shape_are_its_repetitions(imported: Imported) -> None:
-    profile = imported("steps", PLAIN, num_speculative_tokens=3, device="H100", target="a", dtype="bfloat16")
+    profile = imported("steps", STEP_ROWS, num_speculative_tokens=3, device="H100", target="a", dtype="bfloat16")
     assert [
         (sample.mode, sample.num_reqs, sample.num_tokens, sample.context_len, sample.repetitions_ms)
         for sample in profile.samples
@@ -41,7 +35,7 @@ def test_rows_of_one_shape_are_its_repetitions(imported: Imported) -> None:
 
 
 def test_what_nobody_told_is_null(imported: Imported) -> None:
-    profile = imported("steps", PLAIN, num_speculative_tokens=3)
+    profile = imported("steps", STEP_ROWS, num_speculative_tokens=3)
     environment = profile.environment
     for name in environment.__struct_fields__:
         if name != "timing_scope":
@@ -50,7 +44,7 @@ def test_what_nobody_told_is_null(imported: Imported) -> None:
 
 
 def test_the_price_of_an_imported_step_is_the_median(imported: Imported) -> None:
-    tables = tables_from_profile(imported("steps", PLAIN, num_speculative_tokens=3))
+    tables = tables_from_profile(imported("steps", STEP_ROWS, num_speculative_tokens=3))
     assert tables.verify_row(1, 512)[1] == 2.25
     # Padded to 8 of 4 requests; smooth above the limit: halfway from 7 to 9 at 24 of 16 and 32.
     assert [tables.verify_row(4, 512)[size] for size in (5, 8, 24)] == [3.0, 3.0, 8.0]
@@ -83,7 +77,7 @@ H100,2,1,1024,4500
 
 
 def test_seconds(imported: Imported) -> None:
-    profile = imported("steps", PLAIN, num_speculative_tokens=1, unit="s")
+    profile = imported("steps", STEP_ROWS, num_speculative_tokens=1, unit="s")
     assert profile.samples[0].repetitions_ms == [2000.0, 2500.0]
 
 
@@ -121,7 +115,7 @@ draft-prefill,,1,34,,,,,,0.75
 
 def test_files_add_up(imported: Imported) -> None:
     drafts = "timed,mode,num_reqs,context_len,k,ms\ndraft,graph,4,512,3,1.5\n"
-    profile = imported("steps", PLAIN, drafts)
+    profile = imported("steps", STEP_ROWS, drafts)
     assert profile.source == "imported: step timings, source0, source1"
     assert (len(profile.samples), profile.num_speculative_tokens) == (5, 3)
     assert profile.draft is not None
@@ -145,10 +139,10 @@ def test_files_add_up(imported: Imported) -> None:
         ("num_reqs,num_tokens,context_len,mode,ms\n0,1,1,eager,1\n", "line 2: num_reqs is 0", ""),
         ("num_reqs,num_tokens,context_len,mode,ms\n1,1,-1,eager,1\n", "line 2: context_len is -1", ""),
         ("num_reqs,num_tokens,context_len,mode,ms\n1,1,1,eager,nan\n", "line 2: ms is nan, expected more than 0", ""),
-        ("num_reqs,num_tokens,context_len,mode,ms\n1,1,1,eager,2e9\n", "line 2: a step of 2e.09 ms", "--unit us"),
+        ("num_reqs,num_tokens,context_len,mode,ms\n1,1,1,eager,2e9\n", "line 2: a step of 2e.09 ms", "--unit"),
         ("num_reqs,num_tokens,context_len,mode,ms,timed\n1,1,1,eager,1,head\n", "line 2: timed is head, expected", ""),
-        ("num_reqs,num_tokens,context_len,mode,ms,timed\n1,1,1,eager,1,draft\n", "line 2: k: expected drafts per", ""),
-        ("num_reqs,num_tokens,context_len,mode,ms,timed,k\n1,1,1,eager,1,draft,9\n", "line 2: k is 9", "larger --num"),
+        (f"{VERIFY_ROW}1,1,1,eager,1,draft,\n", "line 3: k: expected drafts per request", ""),
+        (f"{VERIFY_ROW}1,1,1,eager,1,draft,9\n", "line 3: k is 9, expected at most the 3", "larger --num"),
         ("num_reqs,context_len,mode,ms,timed,k\n1,1,eager,1,draft,1\n", "holds no timings of verify passes", "add"),
     ],
 )
@@ -161,23 +155,23 @@ def test_mistakes_are_named(imported: Imported, content: str, message: str, hint
 
 def test_mappings_that_lead_nowhere(imported: Imported) -> None:
     with pytest.raises(FileError, match="no column batch, which is to be num_reqs; there is num_reqs"):
-        imported("steps", PLAIN, columns={"num_reqs": "batch"})
+        imported("steps", STEP_ROWS, columns={"num_reqs": "batch"})
     with pytest.raises(ConfigError, match="no column requests to map"):
-        imported("steps", PLAIN, columns={"requests": "num_reqs"})
+        imported("steps", STEP_ROWS, columns={"requests": "num_reqs"})
     with pytest.raises(FileError, match="no row has mode = piecewise; there is graph, eager"):
-        imported("steps", PLAIN, where={"mode": ["piecewise"]})
+        imported("steps", STEP_ROWS, where={"mode": ["piecewise"]})
     with pytest.raises(FileError, match="no row has gpu = H100; there is none"):
-        imported("steps", PLAIN, where={"gpu": ["H100"]})
+        imported("steps", STEP_ROWS, where={"gpu": ["H100"]})
 
 
 def test_options_that_would_change_nothing_are_refused(imported: Imported) -> None:
     for option in ("context_len", "capture_limit"):
         with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} is given, and every timing tells its own"):
-            imported("steps", PLAIN, num_speculative_tokens=3, **{option: 512})
+            imported("steps", STEP_ROWS, num_speculative_tokens=3, **{option: 512})
     with pytest.raises(ConfigError, match="--draft names small, and there are no timings of a drafter"):
-        imported("steps", PLAIN, num_speculative_tokens=3, draft="small")
+        imported("steps", STEP_ROWS, num_speculative_tokens=3, draft="small")
     with pytest.raises(ConfigError, match="does not say how many tokens are drafted"):
-        imported("steps", PLAIN)
+        imported("steps", STEP_ROWS)
 
 
 def test_real_curves_price_as_they_say(shared_data: Path) -> None:
