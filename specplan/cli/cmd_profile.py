@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["profile"]
 
 
+class EngineName(StrEnum):
+    VLLM = "vllm"
+
+
 class LayoutName(StrEnum):
     MULTI_QUERY = "multi-query"
     BATCH_EXPANSION = "batch-expansion"
@@ -56,6 +60,13 @@ def profile(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the points, and about how long they take; measure nothing.")
     ] = False,
+    engine: Annotated[
+        EngineName | None,
+        typer.Option(
+            help="With --dry-run: print the commands by which this engine's own bench fills the points; it names the "
+            "models as this engine does."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random tokens, caches and order.", min=0, max=2**63 - 2)] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -74,6 +85,21 @@ def profile(
     if time_budget is not None and not time_budget > 0:
         raise ConfigError(f"--time-budget is {time_budget}, expected more than 0 seconds", "give it a minute or two")
     require_writable(output)
+    if engine is not None:
+        if not dry_run:
+            raise ConfigError(
+                f"--engine {engine.value} without --dry-run: specplan prints the commands, and does not run them",
+                "add --dry-run, and run what it prints",
+            )
+        plan = ProfilePlan.default(
+            max_num_seqs=max_num_seqs,
+            num_speculative_tokens=num_speculative_tokens,
+            max_num_batched_tokens=8192 if max_num_batched_tokens is None else max_num_batched_tokens,
+            context_len=2048 if context_len is None else context_len,
+            layouts=tuple(name.value for name in layout or [LayoutName.MULTI_QUERY]),
+        )
+        print_bench(plan, target=target, draft=draft, output=output, as_json=json)
+        return
     partial = output.with_name(f"{output.name}.partial")
     earlier = read_earlier(output, partial) if resume else None
     pair = load_pair(target, draft, device=device, seed=seed)
@@ -126,6 +152,26 @@ def profile(
         raise typer.Exit(INTERRUPTED)
     if not measured.complete:
         remark("out of time: the profile lacks points that were never visited; go on with --resume")
+
+
+def print_bench(plan: ProfilePlan, *, target: str, draft: str, output: Path, as_json: bool) -> None:
+    from specplan.interop.vllm_commands import bench_forward_commands
+    from specplan.report.bench_commands import bench_script
+
+    commands = bench_forward_commands(
+        plan.points(),
+        target=target,
+        draft=draft,
+        num_speculative_tokens=plan.num_speculative_tokens,
+        output=str(output),
+    )
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(commands))
+        return
+    for line in bench_script(commands):
+        typer.echo(line)
 
 
 def read_earlier(output: Path, partial: Path) -> Profile:

@@ -168,8 +168,8 @@ def _refuse_unneeded(timings: Sequence[Timing], given: Facts) -> None:
 
 
 def _completed(timings: Sequence[Timing], facts: Facts) -> Facts:
-    """With limits that follow from the timings: the most requests and drafts that any of them has."""
-    counts = [timing.num_reqs for timing in timings if timing.num_reqs is not None]
+    """With limits that follow from the timings: the most requests, prompts apart, and drafts that any of them has."""
+    counts = [timing.num_reqs - timing.num_prefilling for timing in timings if timing.num_reqs is not None]
     ks = [timing.k for timing in timings if timing.k is not None]
     if facts.max_num_seqs is None and not counts:
         raise ConfigError(
@@ -183,7 +183,7 @@ def _completed(timings: Sequence[Timing], facts: Facts) -> Facts:
         )
     return replace(
         facts,
-        max_num_seqs=max(counts) if facts.max_num_seqs is None else facts.max_num_seqs,
+        max_num_seqs=max(1, *counts) if facts.max_num_seqs is None else facts.max_num_seqs,
         num_speculative_tokens=max(ks) if facts.num_speculative_tokens is None else facts.num_speculative_tokens,
     )
 

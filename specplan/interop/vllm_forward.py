@@ -92,9 +92,12 @@ class _Case:
 
     @property
     def is_step(self) -> bool:
-        """Its prompts are whole; and beside prompts every request has as many drafts, as in a profile's mixed step."""
-        is_even = len({request.num_drafts for request in self.verifying}) < 2
-        return all(not prompt.context_len for prompt in self.prompts) and (is_even or not self.prompts)
+        """Its prompts are whole; and beside prompts it has a whole number of drafts per request, as a mixed sample."""
+        if not self.prompts:
+            return True
+        num_drafts = sum(request.num_drafts for request in self.verifying)
+        is_whole = not self.verifying or num_drafts % len(self.verifying) == 0
+        return is_whole and all(not prompt.context_len for prompt in self.prompts)
 
     @property
     def lengths(self) -> Lengths:

@@ -67,3 +67,37 @@ def test_the_page_shows_what_is_printed(run: Run, tmp_path: Path, monkeypatch: p
             Path(name).write_text(content)
         done = run(*command.replace("\\\n", " ").split())
         assert done.output == printed, done.output
+
+
+class TestCommandsForVllm:
+    ARGS = ("profile", "--target", "some/model", "--draft", "other", "-k", "3", "--max-num-seqs", "4", "-o", "p.json")
+
+    def test_are_printed_without_loading_a_model(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        done = run(*self.ARGS, "--dry-run", "--engine", "vllm")
+        assert done.exit_code == 0, done.output
+        assert done.output.count("vllm bench forward") == 4
+        assert "--case 'verify-n4-t16-c2048=4*4@2052:3'" in done.output
+        assert "specplan import costs verify.json" in done.output
+        assert list(tmp_path.iterdir()) == []
+
+    def test_as_json(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        told = json.loads(run(*self.ARGS, "--dry-run", "--engine", "vllm", "--json").stdout)
+        assert [command[:3] for command in told["runs"]] == 4 * [["vllm", "bench", "forward"]]
+        assert told["importing"][:3] == ["specplan", "import", "costs"]
+
+    def test_are_not_run(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert "--dry-run" in refused(run, 2, "--engine vllm without --dry-run", *self.ARGS, "--engine", "vllm")
+
+
+def test_drafters_are_given_with_their_k(run: Run, steps_file: Path, tmp_path: Path) -> None:
+    import_forward = ("import", "costs", steps_file, "--format", "vllm-forward", "-o", tmp_path / "p.json")
+    for wrong in ("x=a.json", "0=a.json", "a.json"):
+        refused(run, 2, "--with-drafter", *import_forward, "--with-drafter", wrong)
+    refused(run, 2, "each number once", *import_forward, "--with-drafter", "7=a", "--with-drafter", "7=b")
+    hint = refused(run, 2, "--num-layers says nothing to the format vllm-forward", *import_forward, "--num-layers", "2")
+    assert "vidur" in hint
