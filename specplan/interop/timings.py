@@ -40,7 +40,7 @@ class Timing:
 
     @property
     def is_captured(self) -> bool:
-        """Whether an engine may replay a graph for it, as far as it runs one."""
+        """Whether it is a pass that engines replay as a graph, where one is captured."""
         return self.model in ("draft", "verify") and not self.num_prompt_tokens
 
     @property

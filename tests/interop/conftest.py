@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ def imported(tmp_path: Path) -> Callable[..., Profile]:
         for index, content in enumerate(contents):
             paths.append(tmp_path / f"source{index}")
             paths[-1].write_text(content)
-        reading = {name: options.pop(name) for name in list(options) if name in ReadingOptions.__slots__}
+        known = {field.name for field in fields(ReadingOptions)}
+        reading = {name: options.pop(name) for name in list(options) if name in known}
         profile, _ = import_costs(
             paths,
             format=format,
