@@ -163,6 +163,12 @@ class TestPaths:
         for output in (tmp_path / ("a" * 300), loop):
             refused(run, 3, "cannot write", "simulate", trace_file, "--tables", tables_file, "-o", output)
 
+    def test_an_input_no_file_system_opens(self, run: Run, tmp_path: Path) -> None:
+        loop, output = tmp_path / "loop", tmp_path / "out.json"
+        loop.symlink_to(loop)
+        refused(run, 3, "symbolic links", "tables", loop, "-o", output)
+        refused(run, 3, "symbolic links", "import", "costs", loop, "--format", "steps", "-o", output)
+
 
 class TestModels:
     def test_no_such_folder(self, run: Run, tmp_path: Path) -> None:
