@@ -94,6 +94,8 @@ def import_costs(
                 f"--{_OPTIONS.get(field.name, field.name)} says nothing to the format {format}",
                 f"leave it out; it is for {able}",
             )
+    if len(set(map(os.path.realpath, paths))) < len(paths):
+        raise ConfigError("a file is named twice, and its timings would count twice", "name each file once")
     drafters = options.drafters or {}
     if drafters and len(paths) > 1:
         raise ConfigError(

@@ -107,6 +107,11 @@ def profile_of(
     facts = given
     for each, path in zip(read, paths, strict=True):
         facts = facts.joined(each.told, str(path))
+        if (each.label, each.timing_scope) != (first.label, first.timing_scope):
+            raise ConfigError(
+                f"{path}: is of another clock ({each.timing_scope}) than {paths[0]} ({first.timing_scope})",
+                "import them on their own: their times do not compare",
+            )
     if not any(timing.model == "verify" for timing in timings):
         raise FileError(
             f"{', '.join(map(str, paths))}: holds no timings of verify passes, which every step runs",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_timings import DUMP, DUMP_RECORDS, SPS_ADDITIVE, SPS_BY_TOKENS, record
+from foreign_timings import DUMP, DUMP_RECORDS, SPS_ADDITIVE, SPS_BY_TOKENS, record, reqs
 
 from specplan.costs import tables_from_profile
 from specplan.errors import ConfigError, FileError
@@ -126,6 +126,11 @@ class TestDump:
         assert [(s.model, s.repetitions_ms) for s in profile.samples] == [("verify", [4.0])]
         assert "all of it counted as verify" in profile.environment.timing_scope
         assert profile.draft is None
+
+    def test_segments_and_whole_steps_do_not_mix(self, imported: Imported) -> None:
+        whole = {**DUMP, "records": [record(1, 2, 10, step_cpu_ms=4.0, **reqs(10, 10))]}
+        with pytest.raises(ConfigError, match="is of another clock"):
+            imported("sglang-dump", json.dumps(DUMP), json.dumps(whole))
 
     def test_a_k_that_the_dump_denies_is_refused(self, imported: Imported) -> None:
         with pytest.raises(ConfigError, match="its num_speculative_tokens is 5, expected 7"):

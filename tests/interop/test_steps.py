@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from foreign_timings import STEP_ROWS
 from specplan.costs import tables_from_profile
 from specplan.errors import ConfigError, FileError, SpecplanError
 from specplan.files import Profile
+from specplan.interop import Facts, ReadingOptions, import_costs
 
 Imported = Callable[..., Profile]
 
@@ -122,6 +124,14 @@ def test_files_add_up(imported: Imported) -> None:
     assert profile.draft.name == "unknown"
 
 
+def test_a_file_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(STEP_ROWS)
+    for again in (path, tmp_path / ".." / tmp_path.name / "steps.csv"):
+        with pytest.raises(ConfigError, match="a file is named twice"):
+            import_costs([path, again], format="steps", options=ReadingOptions(), given=Facts(num_speculative_tokens=3))
+
+
 @pytest.mark.parametrize(
     ("content", "message", "hint"),
     [
@@ -176,10 +186,6 @@ def test_options_that_would_change_nothing_are_refused(imported: Imported) -> No
 
 def test_real_curves_price_as_they_say(shared_data: Path) -> None:
     """The whole curve of one GPU and model, and the cost of each of its steps."""
-    import csv
-
-    from specplan.interop import Facts, ReadingOptions, import_costs
-
     path = shared_data / "costs" / "llmservingsim_rtx4090_llama8b_verify_cost.csv"
     profile, _ = import_costs(
         [path],
@@ -197,8 +203,6 @@ def test_real_curves_price_as_they_say(shared_data: Path) -> None:
 
 
 def test_real_curves_of_other_forms(shared_data: Path) -> None:
-    from specplan.interop import Facts, ReadingOptions, import_costs
-
     profile, _ = import_costs(
         [shared_data / "costs" / "verify_microbench_llama8b_h100_pramodjella.csv"],
         format="steps",
