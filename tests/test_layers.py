@@ -90,8 +90,9 @@ def test_the_probe_can_fail() -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     code = "from typer.testing import CliRunner\nfrom specplan.cli import app\n"
-    for command in ("", "profile", "tables", "record", "simulate", "validate", "check", "compare", "doctor", "import"):
-        code += f"assert CliRunner().invoke(app, {[*filter(None, [command]), '--help']!r}).exit_code == 0\n"
+    commands = ("", "profile", "tables", "record", "simulate", "validate", "check", "compare", "doctor", "import")
+    for command in (*commands, "import trace", "import costs"):
+        code += f"assert CliRunner().invoke(app, {[*command.split(), '--help']!r}).exit_code == 0\n"
     assert loads(HEAVY, code) == set()
 
 

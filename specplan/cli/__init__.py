@@ -21,7 +21,8 @@ from specplan import __version__
 from specplan.cli.cmd_check import check
 from specplan.cli.cmd_compare import compare
 from specplan.cli.cmd_doctor import doctor
-from specplan.cli.cmd_import import import_trace
+from specplan.cli.cmd_import_costs import import_costs
+from specplan.cli.cmd_import_trace import import_trace
 from specplan.cli.cmd_profile import profile
 from specplan.cli.cmd_record import record
 from specplan.cli.cmd_simulate import simulate
@@ -78,7 +79,12 @@ app = typer.Typer(
 )
 for command in (profile, tables, record, simulate, validate, check, compare, doctor):
     app.command()(command)
-app.command("import")(import_trace)
+imports = typer.Typer(
+    help="Use what others have recorded or timed: traces, costs.", no_args_is_help=True, rich_markup_mode=None
+)
+imports.command("trace")(import_trace)
+imports.command("costs")(import_costs)
+app.add_typer(imports, name="import")
 
 
 def show_version(asked: bool) -> None:

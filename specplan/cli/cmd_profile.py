@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["profile"]
 
 
+class EngineName(StrEnum):
+    VLLM = "vllm"
+
+
 class LayoutName(StrEnum):
     MULTI_QUERY = "multi-query"
     BATCH_EXPANSION = "batch-expansion"
@@ -69,6 +73,13 @@ def profile(
             "far they are off. Takes up to a third of the time budget more.",
         ),
     ] = False,
+    engine: Annotated[
+        EngineName | None,
+        typer.Option(
+            help="With --dry-run: print the commands by which this engine's own bench fills the points; it names the "
+            "models as this engine does."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random tokens, caches and order.", min=0, max=2**63 - 2)] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -91,6 +102,24 @@ def profile(
     if time_budget is not None and not time_budget > 0:
         raise ConfigError(f"--time-budget is {time_budget}, expected more than 0 seconds", "give it a minute or two")
     require_writable(output)
+    if engine is not None:
+        if not dry_run:
+            raise ConfigError(
+                f"--engine {engine.value} without --dry-run: specplan prints the commands, and does not run them",
+                "add --dry-run, and run what it prints",
+            )
+        contexts = tuple(sorted(set(context_len or (512, 2048))))
+        plan = ProfilePlan(
+            max_num_seqs=max_num_seqs,
+            num_speculative_tokens=num_speculative_tokens,
+            max_num_batched_tokens=8192 if max_num_batched_tokens is None else max_num_batched_tokens,
+            contexts=contexts,
+            draft_context_len=contexts[-1],  # the drafter is timed as the difference of two verify steps
+            layouts=tuple(name.value for name in layout or [LayoutName.MULTI_QUERY]),
+            checks_ragged=True,
+        )
+        print_bench(plan, target=target, draft=draft, output=output, as_json=json)
+        return
     partial = output.with_name(f"{output.name}.partial")
     earlier = read_earlier(output, partial) if resume else None
     pair = load_pair(target, draft, device=device, seed=seed)
@@ -169,6 +198,26 @@ def verify(pair: Pair, plan: ProfilePlan, time_budget: float | None) -> list[Sam
             replace(rule, time_budget_s=budget_s),
             on_progress=lambda fraction: report(fraction, "a new process measures"),
         )
+
+
+def print_bench(plan: ProfilePlan, *, target: str, draft: str, output: Path, as_json: bool) -> None:
+    from specplan.interop.vllm_commands import bench_forward_commands
+    from specplan.report.bench_commands import bench_script
+
+    commands = bench_forward_commands(
+        plan.points(),
+        target=target,
+        draft=draft,
+        num_speculative_tokens=plan.num_speculative_tokens,
+        output=str(output),
+    )
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(commands))
+        return
+    for line in bench_script(commands):
+        typer.echo(line)
 
 
 def read_earlier(output: Path, partial: Path) -> Profile:

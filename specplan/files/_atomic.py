@@ -39,7 +39,7 @@ def require_writable(path: str | os.PathLike[str], *inputs: str | os.PathLike[st
     """
     target = _replaceable(path)
     for given in inputs:
-        if target == Path(given).resolve():
+        if target == Path(os.path.realpath(given)):  # unlike resolve, at peace with a loop of links
             raise ConfigError(f"the output {path} is also an input, and would replace it", "give another output path")
     temporary = _temporary(target)
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["DECODERS", "ENCODERS", "TraceColumns"]
 
 _METADATA_KEY = b"specplan.trace"
-_AGAIN = "write the trace again with `specplan record` or `specplan import`"
+_AGAIN = "write the trace again with `specplan record` or `specplan import trace`"
 _INT_COLUMNS = ("request", "position", "accepted_len", "verified_len", "prompt_len", "output_len")
 _COLUMNS = (
     "request",

@@ -21,7 +21,7 @@ __all__ = ["TRACE_SCHEMA", "Trace", "TraceMetadata", "request_begins", "require_
 # specplan.trace/1: the first version.
 TRACE_SCHEMA = "specplan.trace/1"
 
-_HINT = "correct what the message names, or write the trace again with `specplan record` or `specplan import`"
+_HINT = "correct what the message names, or write the trace again with `specplan record` or `specplan import trace`"
 _ROW_TYPES = {"request": np.int32, "position": np.int32, "accepted_len": np.int32, "verified_len": np.int32}
 _REQUEST_TYPES = {"arrival_s": np.float64, "prompt_len": np.int32, "output_len": np.int32}
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from specplan.errors import ConfigError, FileError
 from specplan.files.trace import Trace, TraceMetadata
+from specplan.interop.rows import json_lines
 
 __all__ = ["import_accepted_lengths", "looks_like_steps"]
 
@@ -46,11 +47,9 @@ def import_accepted_lengths(
         )
     lengths: list[list[int]] = []
     prompt_len: list[int] = []
-    for number, line in enumerate(_read_lines(path), start=1):
-        where = f"{path}: line {number}"
-        record = _decode(line, where)
-        lengths.append(_accepted_lens(record, field, int(counts_bonus), where))
-        prompt_len.append(_prompt_len(record, where))
+    for row in json_lines(path):
+        lengths.append(_accepted_lens(row.fields, field, int(counts_bonus), row.place))
+        prompt_len.append(_prompt_len(row.fields, row.place))
 
     accepted_len = np.fromiter(chain.from_iterable(lengths), dtype=np.int32)
     k = max(int(accepted_len.max()), 1) if num_speculative_tokens is None else num_speculative_tokens
@@ -94,28 +93,7 @@ def looks_like_steps(trace: Trace) -> bool:
     return int(told.sum()) >= 20 and float((following[told] >= here[told] - 1).mean()) < _GOES_ON
 
 
-def _read_lines(path: str | os.PathLike[str]) -> list[bytes]:
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror or error}", "check the path and its permissions") from error
-    if not data.strip():
-        raise FileError(f"{path}: holds no lines, expected one JSON object a line", "give a JSONL file of requests")
-    return data.rstrip(b"\n").split(b"\n")
-
-
-def _decode(line: bytes, where: str) -> dict[str, Any]:
-    hint = "expected one JSON object a line; correct the line or remove it"
-    try:
-        record = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FileError(f"{where}: not JSON: {error}", hint) from error
-    if not isinstance(record, dict):
-        raise FileError(f"{where}: expected a JSON object, got {type(record).__name__}", hint)
-    return record
-
-
-def _accepted_lens(record: dict[str, Any], field: str, bonus: int, where: str) -> list[int]:
+def _accepted_lens(record: Mapping[str, Any], field: str, bonus: int, where: str) -> list[int]:
     if field not in record:
         lists = [name for name, value in record.items() if isinstance(value, list)]
         raise FileError(
@@ -135,7 +113,7 @@ def _accepted_lens(record: dict[str, Any], field: str, bonus: int, where: str) -
     return [entry - bonus for entry in entries]
 
 
-def _prompt_len(record: dict[str, Any], where: str) -> int:
+def _prompt_len(record: Mapping[str, Any], where: str) -> int:
     prompt_len = record.get("prompt_len", 0)
     if type(prompt_len) is not int or not 0 <= prompt_len < 2**31:
         raise FileError(

@@ -10,22 +10,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from refusal import refused
 from typer.testing import Result
 
 from specplan.files import Trace
 
 Run = Callable[..., Result]
-
-
-def refused(run: Run, exit_code: int, message: str, *args: str | Path) -> str:
-    """Runs a command that must fail: stdout stays empty, stderr holds an error and a hint of one line each."""
-    result = run(*args)
-    assert result.exit_code == exit_code, result.output
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["error", "hint"], lines
-    assert message in lines[0]
-    return lines[1]
 
 
 def edited(path: Path, **fields: object) -> Path:
@@ -175,6 +165,12 @@ class TestPaths:
         for output in (tmp_path / ("a" * 300), loop):
             refused(run, 3, "cannot write", "simulate", trace_file, "--tables", tables_file, "-o", output)
 
+    def test_an_input_no_file_system_opens(self, run: Run, tmp_path: Path) -> None:
+        loop, output = tmp_path / "loop", tmp_path / "out.json"
+        loop.symlink_to(loop)
+        refused(run, 3, "symbolic links", "tables", loop, "-o", output)
+        refused(run, 3, "symbolic links", "import", "costs", loop, "--format", "steps", "-o", output)
+
 
 class TestModels:
     def test_no_such_folder(self, run: Run, tmp_path: Path) -> None:
@@ -243,7 +239,7 @@ class TestPrompts:
 
 def test_a_failed_command_leaves_the_old_file_alone(run: Run, trace_file: Path, tables_file: Path) -> None:
     before = trace_file.read_bytes()
-    refused(run, 3, "", "import", tables_file, "--field", "x", "-o", trace_file)
+    refused(run, 3, "", "import", "trace", tables_file, "--field", "x", "-o", trace_file)
     assert trace_file.read_bytes() == before
     assert Trace.read(trace_file).num_requests == 24
 

@@ -20,10 +20,11 @@ def test_version(run: Run) -> None:
     assert (result.exit_code, result.stdout.strip()) == (0, __version__)
 
 
-@pytest.mark.parametrize("command", ["profile", "tables", "record", "simulate", "import"])
+@pytest.mark.parametrize("command", ["profile", "tables", "record", "simulate", "import trace", "import costs"])
 def test_every_command_has_help_with_an_example(run: Run, command: str) -> None:
-    assert f"  {command} " in run("--help").stdout
-    result = run(command, "--help")
+    *group, name = command.split()
+    assert f"  {name} " in run(*group, "--help").stdout
+    result = run(*command.split(), "--help")
     assert result.exit_code == 0
     assert f"Example: specplan {command} " in result.stdout
     assert "--json" in result.stdout
@@ -168,7 +169,7 @@ def test_import_makes_an_outcome_only_trace(run: Run, tables_file: Path, tmp_pat
     source, output = tmp_path / "accepted.jsonl", tmp_path / "trace.jsonl"
     lines = [{"tokens_per_step": [1, 3, 2, 1, 4], "prompt_len": 5}, {"tokens_per_step": [2, 1], "prompt_len": 7}]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = run("import", source, "--field", "tokens_per_step", "-o", output)
+    result = run("import", "trace", source, "--field", "tokens_per_step", "-o", output)
     assert result.exit_code == 0
     assert "2 requests, 7 positions, K = 3" in result.stdout
     assert Trace.read(output).confidence is None

@@ -1,4 +1,4 @@
-"""`specplan import`: make a trace from what others have recorded."""
+"""`specplan import trace`: make a trace from what others have recorded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def import_trace(
     Entry i says what a step starting after i + 1 output tokens would yield, whether or not one ran there: a log of the
     steps that did run is not that, for replay starts steps elsewhere.
 
-    Example: specplan import accepted.jsonl --field tokens_from_here -k 7 -o trace.parquet
+    Example: specplan import trace accepted.jsonl --field tokens_from_here -k 7 -o trace.parquet
 
     Policies that need confidences refuse such a trace; `none`, `fixed:k`, `ema` and `oracle` replay it.
     """
