@@ -5,14 +5,14 @@ What nobody knows neither equals nor differs: it is a difference that is unknown
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
 from msgspec import Struct
 
 from specplan.files.profile import ModelInfo, Profile
-from specplan.files.tables import CostTables
+from specplan.files.tables import CostTables, Finding
 from specplan.files.trace import TraceMetadata
 from specplan.shapes import Layout
 
@@ -24,6 +24,7 @@ __all__ = [
     "differences",
     "identity_of",
     "in_words",
+    "judge_place",
     "processors",
     "recorded_pair",
 ]
@@ -142,3 +143,16 @@ def _line(text: str) -> str:
     """Names come from files, and a message is one line."""
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def judge_place(costs: Identity, here: Identity, aspects: Sequence[str]) -> Iterator[Finding]:
+    """Where costs are of another device than this one, or nobody knows."""
+    for difference in differences(costs, here, aspects):
+        if difference.binds:
+            yield Finding(
+                code="device-unknown" if difference.is_unknown else "wrong-device",
+                severity="note" if difference.is_unknown else "warning",
+                place=difference.aspect,
+                message=in_words(difference, "these costs", "this machine"),
+                hint="measure this device: specplan profile; or plan for the one that these costs are of",
+            )

@@ -13,6 +13,7 @@ from specplan.shapes import padded_size
 __all__ = ["judge_limits"]
 
 _GAP = 0.05  # of a step's cost, paid for padding alone
+_MOST_REQUESTS = 512  # looked at: larger batches pad little
 
 
 def judge_limits(tables: CostTables) -> list[Finding]:
@@ -61,7 +62,7 @@ def _gaps(tables: CostTables, query_len: int) -> Iterator[Finding]:
     around them is what a graph of their own would cost."""
     sizes = np.array(tables.capture_sizes)
     worst, where = _GAP, (0, 0)
-    for num_reqs in range(1, tables.max_num_reqs + 1):
+    for num_reqs in range(1, min(tables.max_num_reqs, _MOST_REQUESTS) + 1):
         num_tokens = num_reqs * query_len
         if (
             num_tokens > min(tables.capture_limit, tables.max_num_tokens)

@@ -15,7 +15,7 @@ __all__ = ["judge_plausibility", "outliers"]
 
 _OUTLIER = 1.25  # times the dearer neighbour, or under the cheaper one by that
 _SLOWEST_MS = 2_000.0  # of the smallest verify pass: no one serves a model that takes longer
-_FASTEST_MS = 0.02  # of the largest: a handful of kernel launches
+_FASTEST_MS = 0.1  # of the largest: a dozen kernel launches
 _WARM_UP = 1.5  # times the median of the rest, and more than any of them
 _FEWEST = 5  # repetitions, or nobody can tell the first from the rest
 _MANY_WARM = 0.2  # of the samples; a first repetition is the slowest now and then

@@ -30,6 +30,7 @@ PROFILE_SCHEMA: Final = "specplan.profile/1"
 # Bounds far beyond any step, so that a mangled file is refused before it is taken for a size of memory.
 Count = Annotated[int, Meta(ge=1, le=2**20)]
 CountOrZero = Annotated[int, Meta(ge=0, le=2**31)]
+Drafts = Annotated[int, Meta(ge=0, le=2**12)]
 Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
 # What was timed: a pass of a model, or what the host does around the passes of a step.
 Machinery = Literal["metadata", "budget", "admission"]
@@ -72,7 +73,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_tokens: Count
     executed_num_reqs: Count
     executed_num_tokens: Count
-    k: CountOrZero | None
+    k: Drafts | None
     context_len: CountOrZero
     warmup_ms: list[Milliseconds]
     repetitions_ms: Annotated[list[Milliseconds], Meta(min_length=1)]
@@ -163,7 +164,7 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     layout: Layout
     num_reqs: Count
     num_tokens: Count
-    k: CountOrZero | None
+    k: Drafts | None
     context_len: CountOrZero
     lengths: Lengths = "even"
     num_prefilling: CountOrZero = 0
@@ -249,7 +250,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     environment: Environment
     target: ModelInfo
     draft: ModelInfo | None
-    num_speculative_tokens: CountOrZero
+    num_speculative_tokens: Drafts
     max_num_seqs: Count
     max_num_batched_tokens: Count
     capture_sizes: list[Count]

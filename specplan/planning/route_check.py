@@ -189,7 +189,7 @@ def _price(num_reqs: int, k: int, route: StepRoute, tables: CostTables) -> StepP
         raise CoverageError(
             f"no cost for replaying a graph of {route.padded_tokens} tokens: these tables hold graphs up to "
             f"{tables.capture_limit}",
-            f"leave --capture-limit out to check against {tables.capture_limit}, or give --tables with larger graphs",
+            f"leave --capture-limit out to check against {tables.capture_limit}, or give tables with larger graphs",
         )
     charged = route.padded_tokens if route.mode == "graph" else max(route.num_tokens, tables.capture_limit + 1)
     if charged > tables.max_num_tokens:
@@ -269,7 +269,7 @@ def _findings(full: RoutedStep, limit: int) -> Iterator[Finding]:
             place="full batch",
             message=f"{num_tokens} > {limit} runs eagerly: a full batch of {num_reqs} x (1 + {k}) tokens is past the "
             f"capture limit; at K = {k} so is {others}",
-            hint="give --tables to see what this costs"
+            hint="give cost tables to see what this costs"
             if full.price is None
             else "specplan simulate tells on a trace which choice pays",
         )

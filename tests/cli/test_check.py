@@ -61,13 +61,14 @@ def test_past_the_limit_without_tables(run: Run) -> None:
     assert lines[1].endswith("from 6 requests on")
     for fitting in ("admitting 34 of its 36 drafts", "K = 5", "5 requests", "a capture limit of 42"):
         assert sum(f"fits: {fitting} " in line for line in lines) == 1
-    assert lines[-1] == "next: give --tables to see what this costs"
+    assert lines[-1] == "next: give cost tables to see what this costs"
 
 
 def test_past_the_limit_priced(run: Run, tables_to_40: Path) -> None:
-    result = run(*SIX, "--capture-limit", "40", "--tables", tables_to_40)
+    result = run(*SIX, "--capture-limit", "40", tables_to_40)
     assert result.exit_code == 0
-    assert len(result.stdout.splitlines()) <= 8
+    assert len(result.stdout.splitlines()) <= 9
+    assert result.stdout.startswith(f"{tables_to_40}: 0 warnings, 0 notes\n")
     assert (
         "price: 9.400 ms eagerly, 4.100 ms at the largest captured size, 40 tokens: +5.300 ms, +129.3% "
         "(6 requests, any context; draft, verify and overhead)"
@@ -75,31 +76,31 @@ def test_past_the_limit_priced(run: Run, tables_to_40: Path) -> None:
     assert "not in these tables" in result.stdout
     assert "*" not in result.stdout
     assert "at most" not in result.stdout
-    assert run(*SIX, "--tables", tables_to_40).stdout == result.stdout.replace("as given", "the tables'")
+    assert run(*SIX, tables_to_40).stdout == result.stdout.replace("as given", "the tables'")
 
 
 def test_bounds_and_extrapolation_are_explained(run: Run, tables_file: Path, tmp_path: Path) -> None:
-    bounded = run(*SIX, "--capture-limit", "40", "--tables", tables_file).stdout  # these have graphs up to 64
+    bounded = run(*SIX, "--capture-limit", "40", tables_file).stdout  # these have graphs up to 64
     assert "price: at most 9.600 ms eagerly" in bounded
     assert "\nat most: these tables hold no such step" in bounded
     path = tmp_path / "short.json"
     build_cost_tables(
         [(8, 0.2)], [(8, 1.0), (16, 1.5), (32, 4.0)], max_num_reqs=8, max_num_tokens=64, capture_limit=16
     ).write(path)
-    extrapolated = run(*SIX, "--tables", path).stdout
+    extrapolated = run(*SIX, path).stdout
     assert "ms* eagerly" in extrapolated
     assert extrapolated.endswith("* rests on extrapolation\n")
 
 
 def test_within_the_limit(run: Run, tables_to_40: Path) -> None:
-    result = run("check", "--max-num-seqs", "4", "-k", "9", "--tables", tables_to_40)
+    result = run("check", "--max-num-seqs", "4", "-k", "9", tables_to_40)
     assert result.exit_code == 0
-    assert [line.partition(":")[0] for line in result.stdout.splitlines()] == ["route", "ok", "price", "next"]
+    told = [line.partition(":")[0] for line in result.stdout.splitlines()]
+    assert told == [str(tables_to_40), "route", "ok", "price", "next"]
     assert "ok: 40 <= 40 replays a graph" in result.stdout
     assert "4.100 ms as a replay (4 requests" in result.stdout
     assert (
-        "note: 35 tokens replay the graph of 40"
-        in run("check", "--max-num-seqs", "5", "-k", "6", "--tables", tables_to_40).stdout
+        "note: 35 tokens replay the graph of 40" in run("check", "--max-num-seqs", "5", "-k", "6", tables_to_40).stdout
     )
 
 
@@ -112,7 +113,7 @@ def test_a_resolved_mode_names_the_one_it_replaces(run: Run) -> None:
 def test_the_context_of_the_prices_is_named(run: Run, tables_to_40: Path) -> None:
     content = json.loads(tables_to_40.read_text()) | {"profile_digest": "sha256", "contexts": [2048]}
     tables_to_40.write_text(json.dumps(content))
-    assert "(6 requests, context 2048;" in run(*SIX, "--tables", tables_to_40).stdout
+    assert "(6 requests, context 2048;" in run(*SIX, tables_to_40).stdout
 
 
 def test_one_request(run: Run) -> None:
@@ -121,7 +122,7 @@ def test_one_request(run: Run) -> None:
 
 
 def test_json_says_the_same(run: Run, tables_to_40: Path) -> None:
-    told = json.loads(run(*SIX, "--tables", tables_to_40, "--json").stdout)
+    told = json.loads(run(*SIX, tables_to_40, "--json").stdout)["route"]
     assert (told["graph_mode"], told["capture_limit"], told["eager_from_num_reqs"]) == ("full-and-piecewise", 40, 6)
     assert told["full_batch"]["route"] == {"num_tokens": 42, "padded_tokens": 42, "mode": "eager"}
     assert told["full_batch"]["price"]["cost_ms"] == pytest.approx(9.4)
@@ -133,7 +134,8 @@ def test_json_says_the_same(run: Run, tables_to_40: Path) -> None:
         "num-reqs",
         "capture-limit",
     ]
-    assert json.loads(run(*SIX, "--json").stdout)["full_batch"]["price"] is None
+    alone = json.loads(run(*SIX, "--json").stdout)
+    assert (alone["file"], alone["findings"], alone["route"]["full_batch"]["price"]) == (None, [], None)
 
 
 class TestRefused:
@@ -177,32 +179,44 @@ class TestBadInput:
     def test_limits(self, run: Run, max_num_seqs: str, k: str, message: str) -> None:
         refused(run, 2, message, "check", "--max-num-seqs", max_num_seqs, "-k", k)
 
-    @pytest.mark.parametrize("args", [("check",), ("check", "-k", "6"), ("check", "--max-num-seqs", "6")])
-    def test_missing_limits(self, run: Run, args: tuple[str, ...]) -> None:
-        assert "check --help" in refused(run, 2, "Missing option", *args)
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (("-k", "6"), "--max-num-seqs is missing"),
+            (("--max-num-seqs", "6"), "-k is missing"),
+            ((), "nothing to check"),
+            (("--here", "cpu"), "without a file"),
+            (("--capture-sizes", "1,2", *SIX[1:], "--capture-limit", "2"), "in place of --capture-limit"),
+            (("--capture-sizes", "1,x", *SIX[1:]), "--capture-sizes holds 'x'"),
+            (("--capture-sizes", "0", *SIX[1:]), "--capture-sizes holds '0'"),
+            (("--capture-sizes", "", *SIX[1:]), "--capture-sizes holds ''"),
+        ],
+    )
+    def test_options_that_do_not_go_together(self, run: Run, args: tuple[str, ...], message: str) -> None:
+        refused(run, 2, message, "check", *args)
 
     def test_enormous_limits_answer_at_once(self, run: Run) -> None:
         result = run("check", "--max-num-seqs", str(10**15), "-k", str(10**9), "--capture-limit", str(2**20))
         assert result.exit_code == 0
 
     def test_files(self, run: Run, tmp_path: Path) -> None:
-        refused(run, 3, "nowhere.json", *SIX, "--tables", tmp_path / "nowhere.json")
+        refused(run, 3, "nowhere.json", *SIX, tmp_path / "nowhere.json")
         (tmp_path / "bad.json").write_text("{")
-        refused(run, 3, "JSON", *SIX, "--tables", tmp_path / "bad.json")
+        refused(run, 3, "JSON", *SIX, tmp_path / "bad.json")
 
     def test_steps_outside_the_tables(self, run: Run, tables_to_40: Path) -> None:
-        refused(run, 3, "9 requests", "check", "--max-num-seqs", "9", "-k", "6", "--tables", tables_to_40)
+        refused(run, 3, "9 requests", "check", "--max-num-seqs", "9", "-k", "6", tables_to_40)
         assert "--max-num-batched-tokens" in refused(
-            run, 3, "reach 128 tokens", "check", "--max-num-seqs", "8", "-k", "16", "--tables", tables_to_40
+            run, 3, "reach 128 tokens", "check", "--max-num-seqs", "8", "-k", "16", tables_to_40
         )
-        hint = refused(run, 3, "graphs up to 40", *SIX, "--capture-limit", "50", "--tables", tables_to_40)
+        hint = refused(run, 3, "graphs up to 40", *SIX, "--capture-limit", "50", tables_to_40)
         assert "--capture-limit" in hint
 
 
 def test_checking_loads_no_torch(tables_to_40: Path) -> None:
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom specplan.cli import app\n"
-        f"result = CliRunner().invoke(app, {[*SIX, '--tables', str(tables_to_40)]!r})\n"
+        f"result = CliRunner().invoke(app, {[*SIX, str(tables_to_40)]!r})\n"
         "print(result.exit_code, sorted({'torch', 'scipy', 'numba', 'pyarrow', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
