@@ -72,13 +72,12 @@ def check(
         raise ConfigError(f"--here {here} without a file whose device to compare", "give a profile or cost tables")
     if file is None and max_num_seqs is None:
         raise ConfigError("nothing to check", "give a profile, cost tables, or --max-num-seqs and -k")
-    tables = None if file is None else read_tables(file)
+    tables, findings = (None, []) if file is None else judged(file, here)
     sizes = None if capture_sizes is None else parse_sizes(capture_sizes)
     if sizes is not None and (capture_limit is not None or max_num_seqs is None):
         raise ConfigError(
             "--capture-sizes goes with --max-num-seqs and -k, and in place of --capture-limit", "leave one of them out"
         )
-    findings = [] if tables is None else judged(tables, here)
     route = None
     if max_num_seqs is not None and num_speculative_tokens is not None:
         from specplan.planning import check_route, parse_attention, parse_graph_mode
@@ -103,27 +102,32 @@ def check(
         raise typer.Exit(NOT_GOOD)
 
 
-def read_tables(file: Path) -> CostTables:
-    """The file's own, or those that its samples come to."""
-    from specplan.costs import tables_from_profile
+def judged(file: Path, here: str | None) -> tuple[CostTables | None, list[Finding]]:
+    """The file's tables, or those that its samples come to, if they come to any; and what there is to say of them: what
+    was found when they were made, what a budget makes of them, and whether they are of this device."""
+    from specplan.costs import judge_samples, tables_from_profile
+    from specplan.errors import CoverageError
     from specplan.files import CostTables, read_costs
-
-    costs = read_costs(file)
-    return costs if isinstance(costs, CostTables) else tables_from_profile(costs)
-
-
-def judged(tables: CostTables, here: str | None) -> list[Finding]:
-    """What was found when the tables were made, what a budget makes of them, and whether they are of this device."""
     from specplan.planning.choices import judge_choices
 
-    findings = [*tables.findings, *judge_choices(tables)]
+    costs = read_costs(file)
+    tables: CostTables | None = None
+    if isinstance(costs, CostTables):
+        tables = costs
+    else:
+        try:
+            tables = tables_from_profile(costs)
+        except CoverageError as error:
+            findings = judge_samples(costs, error)
+    if tables is not None:
+        findings = [*tables.findings, *judge_choices(tables)]
     if here is not None:
         from specplan.costs.binding import PLACE, identity_of, judge_place
         from specplan.device.identity import identify_device
         from specplan.measure.environment import pick_device
 
-        findings += judge_place(identity_of(tables), identify_device(pick_device(here)), PLACE)
-    return findings
+        findings += judge_place(identity_of(costs), identify_device(pick_device(here)), PLACE)
+    return tables, findings
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from specplan.costs.build import build_cost_tables
-from specplan.costs.from_profile import tables_from_profile
+from specplan.costs.from_profile import judge_samples, tables_from_profile
 
-__all__ = ["build_cost_tables", "tables_from_profile"]
+__all__ = ["build_cost_tables", "judge_samples", "tables_from_profile"]

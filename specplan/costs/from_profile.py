@@ -27,10 +27,10 @@ from specplan.costs.samples import Points, draft_prefill_points, host_points, of
 from specplan.costs.verification import judge_verification, strata_of
 from specplan.errors import CoverageError
 from specplan.files.profile import Profile
-from specplan.files.tables import CostTables, HeldOutError, Monotone, Semantics
+from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, Semantics
 from specplan.shapes import Lengths
 
-__all__ = ["tables_from_profile"]
+__all__ = ["judge_samples", "tables_from_profile"]
 
 
 def tables_from_profile(
@@ -160,6 +160,12 @@ def tables_from_profile(
         error=msgspec.structs.replace(tables.error, strata=strata),
         findings=[*tables.findings, *judge_limits(tables), *judge_verification(strata)],
     )
+
+
+def judge_samples(profile: Profile, refused: CoverageError) -> list[Finding]:
+    """What there is to say of samples that no table can be made of, and of that."""
+    finding = Finding(code="no-tables", severity="warning", place="profile", message=refused.message, hint=refused.hint)
+    return [finding, *judge_profile(profile), *judge_plausibility(profile), *judge_conditions(profile)]
 
 
 @contextmanager

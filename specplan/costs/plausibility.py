@@ -14,6 +14,7 @@ from specplan.shapes import padded_size
 __all__ = ["judge_plausibility", "outliers"]
 
 _OUTLIER = 1.25  # times the dearer neighbour, or under the cheaper one by that
+_MANY_CONTEXTS, _MORE_THAN_SIZES = 4, 2
 _SLOWEST_MS = 2_000.0  # of the smallest verify pass: no one serves a model that takes longer
 _FASTEST_MS = 0.1  # of the largest: a dozen kernel launches
 _WARM_UP = 1.5  # times the median of the rest, and more than any of them
@@ -24,7 +25,7 @@ _MANY_WARM = 0.2  # of the samples; a first repetition is the slowest now and th
 def judge_plausibility(profile: Profile) -> list[Finding]:
     return [
         *_not_executed(profile),
-        *_impossible(profile),
+        *_swapped(profile),
         *_unit(profile),
         *_warm_up(profile),
     ]
@@ -75,30 +76,18 @@ def _not_executed(profile: Profile) -> Iterator[Finding]:
         )
 
 
-def _impossible(profile: Profile) -> Iterator[Finding]:
-    """Verify passes of more tokens than requests bring, and that at short contexts: two columns may have been "
-    "swapped."""
-    passes = [
-        (index, sample)
-        for index, sample in enumerate(profile.samples)
-        if sample.model == "verify" and not sample.is_mixed
-    ]
-    query_len = 1 + profile.num_speculative_tokens
-    wide = [
-        index
-        for index, sample in passes
-        if sample.num_tokens > 2 * sample.num_reqs * query_len and sample.context_len < sample.num_tokens
-    ]
-    if 2 * len(wide) > len(passes):
-        first = profile.samples[wide[0]]
+def _swapped(profile: Profile) -> Iterator[Finding]:
+    """Sweeps have many sizes at few contexts. The other way round two columns may have been taken for each other."""
+    passes = [sample for sample in profile.samples if sample.model == "verify" and not sample.is_mixed]
+    contexts, sizes = ({getattr(sample, name) for sample in passes} for name in ("context_len", "num_tokens"))
+    if len(contexts) >= _MANY_CONTEXTS and len(contexts) > _MORE_THAN_SIZES * len(sizes):
         yield Finding(
-            code="impossible-shapes",
+            code="swapped-columns",
             severity="warning",
-            place=f"$.samples[{wide[0]}]",
-            message=f"{len(wide)} of {len(passes)} verify samples have more tokens than their requests bring with K = "
-            f"{profile.num_speculative_tokens}; the first, {first.num_reqs} requests, {first.num_tokens} tokens, "
-            "context "
-            f"{first.context_len}: as if num_tokens and context_len were swapped",
+            place="verify",
+            message=f"{len(passes)} verify samples are of {len(contexts)} contexts, from {min(contexts)} to "
+            f"{max(contexts)}, and of {len(sizes)} numbers of tokens, from {min(sizes)} to {max(sizes)}: as if "
+            "num_tokens and context_len were swapped",
             hint="import it again with the columns named: specplan import costs --column num_tokens=NAME",
         )
 

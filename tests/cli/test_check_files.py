@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,11 +35,11 @@ def content() -> dict[str, Any]:
 @pytest.fixture
 def spoiled(tmp_path: Path, content: dict[str, Any]) -> Callable[[Callable[[dict[str, Any]], None]], Path]:
     def spoil(change: Callable[[dict[str, Any]], None]) -> Path:
-        copy = json.loads(json.dumps(content))
-        for sample in copy["samples"]:
+        spoiled = copy.deepcopy(content)
+        for sample in spoiled["samples"]:
             change(sample)
         path = tmp_path / "spoiled.json"
-        path.write_text(json.dumps(copy))
+        path.write_text(json.dumps(spoiled))
         return path
 
     return spoil
@@ -73,7 +74,7 @@ def microseconds(sample: dict[str, Any]) -> None:
         (outlier, "outlier"),
         (flat, "flat-verify"),
         (full_width, "size-not-executed"),
-        (swapped, "impossible-shapes"),
+        (swapped, "swapped-columns"),
         (microseconds, "implausible-unit"),
     ],
 )
@@ -96,7 +97,7 @@ def test_none_of_them_is_found_where_there_is_none(run: Run, spoiled: Callable[.
         finding["code"]
         for finding in json.loads(run("check", spoiled(lambda sample: None), "--json").stdout)["findings"]
     }
-    assert not codes & {"outlier", "flat-verify", "size-not-executed", "impossible-shapes", "implausible-unit"}
+    assert not codes & {"outlier", "flat-verify", "size-not-executed", "swapped-columns", "implausible-unit"}
 
 
 def test_a_profile_and_its_tables_are_judged_alike(run: Run, tmp_path: Path) -> None:
@@ -123,14 +124,14 @@ def test_a_file_and_an_engines_limits_in_one(run: Run) -> None:
 BROKEN = st.sampled_from([None, -1, 0, 0.5, 1e300, 2**70, "x", [], {}, True, float("nan"), 1e-320, ["m"], 4096])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["profile", "tables"])
 def test_no_mangled_file_yields_a_traceback_or_a_silent_table(
     tmp_path: Path, content: dict[str, Any], kind: str, data: st.DataObject
 ) -> None:
     """Any value anywhere: it is refused with two lines, or priced."""
-    small = json.loads(json.dumps(content))
+    small = copy.deepcopy(content)
     small["samples"] = small["samples"][:6]
     path = tmp_path / "mangled.json"
     if kind == "tables":
@@ -162,5 +163,5 @@ def mangle(value: Any, data: st.DataObject) -> None:
         if isinstance(value, dict) and data.draw(st.integers(0, 4)) == 0:
             del value[key]
         else:
-            value[key] = data.draw(BROKEN)
+            value[key] = copy.deepcopy(data.draw(BROKEN))  # or one example would mangle the next
         return
