@@ -114,3 +114,20 @@ def test_the_serving_example_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serving.md").read_text(), flags=re.DOTALL)
     assert len(blocks) == 1
     exec(compile(blocks[0], "docs/serving.md", "exec"), {})
+
+
+def test_every_finding_has_its_line_in_the_manual() -> None:
+    manual = (ROOT / "docs" / "findings.md").read_text()
+    codes = set()
+    for folder in ("costs", "planning"):
+        for path in sorted((ROOT / "specplan" / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.keyword) and node.arg == "code":
+                    codes |= {leaf.value for leaf in ast.walk(node.value) if isinstance(leaf, ast.Constant)}
+    assert len(codes) > 30
+    missing = {code for code in codes if f"`{code}`" not in manual and not code.startswith("-")}
+    assert not missing
+    for name in ("host", "draft-prefill"):
+        assert f"`{name}-not-measured`" in manual
+    for kind in ("re-run", "held-out"):
+        assert f"`{kind}-error`" in manual

@@ -270,7 +270,9 @@ def _few_repetitions(profile: Profile) -> Iterator[Finding]:
             severity="warning",
             place="profile",
             message=f"{len(few)} of {len(counts)} samples have fewer than {_FEW} repetitions, at least {min(few)}",
-            hint="their medians are less sure; give the sweep more time: specplan profile --time-budget SECONDS",
+            hint="their medians are less sure; give the sweep more time: specplan profile --time-budget SECONDS"
+            if profile.source == "measured"
+            else "their medians are less sure, and one alone has no interval; import every repetition, a row each",
         )
 
 
@@ -288,7 +290,7 @@ def _spread(profile: Profile) -> Iterator[Finding]:
             place=_shape_of(samples[worst]),
             message=f"{len(wide)} of {len(spreads)} samples spread over {_SPREAD:.0%} (interquartile), "
             f"the one named by {spreads[worst]:.0%}",
-            hint="stop what else runs on the device and measure again",
+            hint="specplan doctor says what here may spoil a measurement; measure again without it",
         )
 
 

@@ -65,7 +65,7 @@ def judge_verification(strata: Sequence[Stratum]) -> Iterator[Finding]:
                 message=f"{_METHOD[kind]}: MAPE {worst.error.mape:.1%}, p95 {worst.error.p95:.1%}, bias "
                 f"{worst.error.bias:+.1%} over {worst.error.points}; a quiet device reaches {most_mape:.0%} and "
                 f"{most_p95:.0%}",
-                hint="stop what else runs on the device, and measure again",
+                hint="specplan doctor says what here may spoil a measurement; measure again without it",
             )
 
 
