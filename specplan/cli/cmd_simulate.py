@@ -14,6 +14,11 @@ from specplan.cli.output import JsonOption, print_json, show, show_progress
 __all__ = ["simulate"]
 
 
+class DrafterInput(StrEnum):
+    LAST = "last"
+    STEP = "step"
+
+
 class Calibration(StrEnum):
     CROSS_FIT = "cross-fit"
     OFF = "off"
@@ -38,6 +43,13 @@ def simulate(
         Calibration,
         typer.Option(help="cross-fit: confidences calibrated on the other half of the requests. off: as recorded."),
     ] = Calibration.CROSS_FIT,
+    drafter_input: Annotated[
+        DrafterInput,
+        typer.Option(
+            help="What the drafter's first pass takes. last: the last tokens of each request. step: all that the step "
+            "verified, as engines run it that do not wait for how many were accepted."
+        ),
+    ] = DrafterInput.LAST,
     num_resamples: Annotated[
         int, typer.Option("--resamples", help="Draws of the requests behind each interval; 0 leaves intervals out.")
     ] = 200,
@@ -75,6 +87,7 @@ def simulate(
             k=num_speculative_tokens,
             lag=lag,
             calibration=calibration.value,
+            drafter_input=drafter_input.value,
             strict=strict,
             num_resamples=num_resamples,
             seed=seed,

@@ -13,8 +13,6 @@ from specplan.files.trust import FeedCosts
 
 __all__ = ["compare_feeds", "judge_feeds"]
 
-_DIFFERENT = 0.02  # of the cost: less is no reason for an axis
-
 
 def compare_feeds(profile: Profile) -> list[FeedCosts]:
     """Every number of requests and k whose first pass was timed over two numbers of tokens; of more, the ends."""
@@ -47,7 +45,7 @@ def compare_feeds(profile: Profile) -> list[FeedCosts]:
 
 
 def judge_feeds(compared: list[FeedCosts]) -> Iterator[Finding]:
-    dearer = [costs for costs in compared if costs.ratio - 1 > _DIFFERENT and not costs.is_too_close_to_call]
+    dearer = [costs for costs in compared if costs.ms_per_token > 0]
     if dearer:
         worst = max(dearer, key=lambda costs: costs.ratio)
         yield Finding(
@@ -56,5 +54,7 @@ def judge_feeds(compared: list[FeedCosts]) -> Iterator[Finding]:
             place=f"draft, {worst.num_reqs} requests, k = {worst.k}",
             message=f"a drafter whose first pass takes all {worst.wide_len} tokens of each request's step takes up to "
             f"{worst.ratio - 1:.0%} longer than one that takes the last {worst.narrow_len}",
-            hint="drafting is priced by the latter; where your engine runs the former, see feed_costs in the tables",
+            hint="drafting is priced by the latter; where your engine runs the former: specplan simulate "
+            "--drafter-input "
+            "step",
         )

@@ -188,6 +188,24 @@ class CostTables(
         row: NDArray[np.float64] = self.draft_table_ms[-1]
         return row
 
+    def feed_ms(self) -> NDArray[np.float64]:  # [max_num_reqs + 1]
+        """What each token that a verifying request brings to the drafter's first pass, past the `narrow_len` that
+        drafting is priced at, adds to it. By num_reqs, linear between those measured, held outside them; 0 where the
+        two ends are within the noise or 2% of each other.
+
+        Raises CoverageError where a wide first pass was not measured.
+        """
+        if not self.feed_costs:
+            raise CoverageError(
+                "these tables do not hold what drafting costs after a whole step",
+                "plan for a drafter that takes the last tokens alone (--drafter-input last), or measure it: specplan "
+                "profile",
+            )
+        counts = [costs.num_reqs for costs in self.feed_costs]
+        slopes = [costs.ms_per_token for costs in self.feed_costs]
+        by_count = np.interp(np.arange(self.max_num_reqs + 1), counts, slopes)
+        return by_count
+
     def step_overhead_ms(self, *, has_budget: bool) -> NDArray[np.float64]:  # [max_num_reqs + 1]
         """The host's work in a step by num_reqs; where it was not measured as a whole, the parts of it that were, of a
         step under a policy with or without a budget."""

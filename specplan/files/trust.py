@@ -11,6 +11,7 @@ from specplan.files.profile import Milliseconds
 __all__ = ["AdditiveFit", "FeedCosts", "HeldOutError", "LayoutCosts", "RegionError", "Stratum"]
 
 Interval = Annotated[float, Meta(ge=0)]
+WORTH_AN_AXIS: Final = 0.02  # of a cost
 ADDITIVE: Final = 0.02  # an additive fit holds where 95 of 100 points lie within this of it
 
 
@@ -101,6 +102,13 @@ class FeedCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def is_too_close_to_call(self) -> bool:
         return abs(self.wide_ms - self.narrow_ms) <= self.narrow_ci_ms + self.wide_ci_ms
+
+    @property
+    def ms_per_token(self) -> float:
+        """Of the first pass, past the narrow one; 0 where the two differ by no more than 2%, or within the noise."""
+        if self.is_too_close_to_call or abs(self.ratio - 1) <= WORTH_AN_AXIS:
+            return 0.0
+        return max(self.wide_ms - self.narrow_ms, 0.0) / (self.num_reqs * (self.wide_len - self.narrow_len))
 
 
 class LayoutCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

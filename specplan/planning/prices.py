@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from specplan.files.tables import CostTables
     from specplan.planning import Policy
 
-__all__ = ["MixedPrices", "StepPrices", "StepSize", "VerifyPrices"]
+__all__ = ["DrafterInput", "MixedPrices", "StepPrices", "StepSize", "VerifyPrices"]
+
+DrafterInput = Literal["last", "step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -181,12 +183,14 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepPrices:
-    """cost_ms = draft_ms[k, N] + target_ms + (overhead_ms[n] + draft_prefill_ms[p]) of a step of n requests.
+    """cost_ms = draft_ms[k, N] + target_ms + feed_ms[v] * fed + (overhead_ms[n] + draft_prefill_ms[p]) of a step of n
+    requests.
 
     k is what each of the N that sample drafts, for the next step to verify; where none does the drafter does not run. p
-    of its t tokens are prompt tokens. target_ms is
-    verify(c, n)[t]; of a mixed step, where those were measured, mixed(c, v, p)[B] with v verifying requests and B
-    drafts; and both more by context_ms * v * (c - the longest measured context) past that.
+    of its t tokens are prompt tokens. target_ms is verify(c, n)[t]; of a mixed step, where those were measured,
+    mixed(c, v, p)[B] with v verifying requests and B drafts; and both more by context_ms * v * (c - the longest
+    measured context) past that. Where the drafter's first pass takes all tokens of the verifying requests, fed = max(v
+    + B - feed_len * v, 0) are those that draft_ms does not hold; elsewhere feed_ms is None and nothing is.
     """
 
     verify: VerifyPrices
@@ -194,13 +198,27 @@ class StepPrices:
     draft_ms: NDArray[np.float64]  # [most k + 1, max_num_reqs + 1]; NaN at a k that is never drafted
     overhead_ms: NDArray[np.float64]  # [max_num_reqs + 1]
     draft_prefill_ms: NDArray[np.float64]  # [max_num_tokens + 1]; 0 without a drafter
+    feed_ms: NDArray[np.float64] | None = (
+        None  # [max_num_reqs + 1]; None: the first pass takes feed_len of each request
+    )
+    feed_len: int = 0
 
     @classmethod
     def from_tables(
-        cls, verify: VerifyPrices, tables: CostTables, *, policy: Policy, num_speculative_tokens: int
+        cls,
+        verify: VerifyPrices,
+        tables: CostTables,
+        *,
+        policy: Policy,
+        num_speculative_tokens: int,
+        drafter_input: DrafterInput = "last",
     ) -> StepPrices:
-        """Holds every k that `policy` may draft where K are configured. No other need have been measured."""
-        return cls._assemble(
+        """Holds every k that `policy` may draft where K are configured. No other need have been measured.
+
+        `drafter_input`: what the drafter's first pass takes. "last": the last tokens of each request, as specplan's
+        engine runs it. "step": all that the step verified, as engines do that do not wait for how many were accepted.
+        """
+        prices = cls._assemble(
             verify,
             tables,
             mixed_ms=None if tables.mixed is None else tables.mixed.ms,
@@ -210,6 +228,9 @@ class StepPrices:
             policy=policy,
             num_speculative_tokens=num_speculative_tokens,
         )
+        if drafter_input == "last" or not policy.loads_drafter or tables.draft_ks is None:
+            return prices
+        return replace(prices, feed_ms=tables.feed_ms(), feed_len=tables.feed_costs[0].narrow_len)
 
     @classmethod
     def half_widths(
@@ -273,12 +294,19 @@ class StepPrices:
         return float(self.draft_ms[k, size.num_sampling]) if size.num_sampling else 0.0
 
     def target_row(self, size: StepSize, most_drafts: int) -> NDArray[np.float64]:  # [> T + most_drafts]
-        """The target's pass by tokens of the step, for the budget rule: read from its T non-draft tokens on."""
+        """What a step costs by its tokens, for the budget rule: read from its T non-draft tokens on. The target's pass,
+        and where the drafter's first pass takes all that was verified, what that adds to it."""
         mixed, beyond_ms = self._mixed(size), self.verify.beyond_ms(size.num_verifying, size.context_len)
         if mixed is None:
-            return self.verify.row(size.num_reqs, size.context_len) + beyond_ms
-        costs = mixed.budget_row(size.num_verifying, size.num_prompt_tokens, size.context_len, most_drafts)
-        return np.concatenate((np.full(size.num_non_draft_tokens, np.nan), costs + beyond_ms))
+            row = self.verify.row(size.num_reqs, size.context_len) + beyond_ms
+        else:
+            costs = mixed.budget_row(size.num_verifying, size.num_prompt_tokens, size.context_len, most_drafts)
+            row = np.concatenate((np.full(size.num_non_draft_tokens, np.nan), costs + beyond_ms))
+        if self.feed_ms is not None:
+            drafts = np.arange(len(row)) - size.num_non_draft_tokens
+            fed = np.maximum(size.num_verifying + drafts - self.feed_len * size.num_verifying, 0)
+            row = row + self.feed_ms[size.num_verifying] * fed
+        return row
 
     def target_ms(self, size: StepSize, num_drafts: int) -> float:
         return float(self.target_row(size, num_drafts)[size.num_non_draft_tokens + num_drafts])

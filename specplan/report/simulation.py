@@ -72,6 +72,8 @@ def simulation_notes(result: SimulationResult) -> list[str]:
     ]
     if result.calibration is not None:
         notes.append(f"budgets from confidences at lag {result.lag}, {_calibration(result.calibration_report)}")
+    if result.drafter_input == "step":
+        notes.append("the drafter's first pass takes all tokens that the step verified")
     if any(policy.policy in ("adaptive", "oracle") for policy in result.policies):
         notes.append(
             f"adaptive and oracle always draft K = {result.num_speculative_tokens} and choose what to verify; "

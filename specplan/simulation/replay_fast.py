@@ -73,14 +73,16 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
     )
 
 
-def _target_arrays(prices: StepPrices) -> tuple[NDArray[np.float64], NDArray[np.float64], float, Any]:
-    """Of VerifyPrices, then of MixedPrices: their axes and costs, no costs where there are none."""
+def _target_arrays(prices: StepPrices) -> tuple[NDArray[np.float64], NDArray[np.float64], float, Any, Any]:
+    """Of VerifyPrices, what a wide first pass of the drafter adds, then of MixedPrices: their axes and costs, no costs
+    where there are none."""
     verify, mixed = prices.verify, prices.mixed
     if mixed is None:
         grid = (*(np.zeros(1) for _ in range(4)), np.zeros((0, 1, 1, 1)))
     else:
         grid = (mixed.contexts, mixed.num_verifying, mixed.drafts, mixed.prompt_tokens, mixed.ms)
-    return verify.contexts, verify.verify_ms, float(verify.context_ms), grid
+    feed_ms = np.zeros(0) if prices.feed_ms is None else prices.feed_ms
+    return verify.contexts, verify.verify_ms, float(verify.context_ms), (feed_ms, prices.feed_len), grid
 
 
 @compiled
@@ -304,7 +306,9 @@ def _best_budget(
 @compiled
 def _fill_target_ms(row: Any, target: Any, size: Any, first: int, last: int) -> None:
     """StepPrices.target_row with `first` to `last` drafts in all, at these places of `row`."""
-    contexts, verify_ms, context_ms, (mixed_contexts, verifying, drafts, prompts, mixed_ms) = target
+    contexts, verify_ms, context_ms, (feed_ms, feed_len), (mixed_contexts, verifying, drafts, prompts, mixed_ms) = (
+        target
+    )
     num_reqs, num_verifying, prompt_tokens, context_len = size
     beyond_ms = context_ms * (num_verifying * max(context_len - contexts[-1], 0.0))
     if prompt_tokens > 0 and len(mixed_ms) > 0:
@@ -325,6 +329,9 @@ def _fill_target_ms(row: Any, target: Any, size: Any, first: int, last: int) -> 
                 row[budget] = (above if weight == 1.0 else below) + beyond_ms
             else:
                 row[budget] = (1.0 - weight) * below + weight * above + beyond_ms
+    if len(feed_ms) > 0:
+        for budget in range(first, last + 1):
+            row[budget] += feed_ms[num_verifying] * max(num_verifying + budget - feed_len * num_verifying, 0)
 
 
 @compiled
@@ -352,7 +359,7 @@ def _by_drafts(contexts: Any, verifying: Any, prompts: Any, mixed_ms: Any, size:
 @compiled
 def _is_extrapolated(target: Any, extrapolated: Any, size: Any, budget: int) -> Any:
     """StepPrices.is_extrapolated."""
-    contexts, _, _, (_, verifying, drafts, prompts, mixed_ms) = target
+    contexts, _, _, _, (_, verifying, drafts, prompts, mixed_ms) = target
     num_reqs, num_verifying, prompt_tokens, context_len = size
     if prompt_tokens > 0 and len(mixed_ms) > 0:
         inside = verifying[0] <= num_verifying <= verifying[-1] and prompts[0] <= prompt_tokens <= prompts[-1]

@@ -8,6 +8,7 @@ import msgspec
 
 from specplan import __version__
 from specplan.planning import CalibrationReport, Losslessness
+from specplan.planning.prices import DrafterInput
 
 __all__ = ["CalibrationMode", "Gain", "PolicyResult", "Recommendation", "SimulationResult", "TablesUsed", "Verdict"]
 
@@ -99,6 +100,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int  # of the trace
     num_speculative_tokens: int
     lag: int
+    drafter_input: DrafterInput = "last"
     max_num_batched_tokens: int
     seed: int
     num_resamples: int

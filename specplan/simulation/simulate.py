@@ -16,7 +16,7 @@ from specplan.errors import ConfigError, CoverageError
 from specplan.files.tables import CostTables
 from specplan.files.trace import Trace
 from specplan.planning import CalibrationReport, Policy, cross_fit_confidence, parse_policy
-from specplan.planning.prices import StepPrices, VerifyPrices
+from specplan.planning.prices import DrafterInput, StepPrices, VerifyPrices
 from specplan.simulation.bindings import bind
 from specplan.simulation.comparison import PolicyReplays, policy_result, recommend
 from specplan.simulation.replay import ReplayCase, ReplayTotals, Workload
@@ -40,6 +40,7 @@ def simulate(
     lag: int = 1,
     calibration: CalibrationMode = "cross-fit",
     max_num_batched_tokens: int | None = None,
+    drafter_input: DrafterInput = "last",
     strict: bool = False,
     seed: int = 0,
     num_resamples: int = 200,
@@ -53,6 +54,7 @@ def simulate(
         k: Drafts per request that `adaptive` and `oracle` propose, and `ema` at most; the trace's where not given.
         lag: How many steps old the confidences are that set the budget. Ranking reads the fresh ones.
         calibration: "cross-fit" plans with calibrated confidences, "off" with the recorded ones.
+        drafter_input: What the drafter's first pass takes: "last", or all tokens of the "step"; see StepPrices.
         max_num_batched_tokens: What a step may hold; as many as the tables cover where not given.
         strict: Refuse costs of another pair than the trace's, and planner's tables of something else than is charged.
             Otherwise the result tells of them.
@@ -81,6 +83,11 @@ def simulate(
     charged = verify_prices(tables)
     believed = charged if planner is tables else verify_prices(planner)
 
+    def step_prices(verify: VerifyPrices, of: CostTables, policy: Policy) -> StepPrices:
+        return StepPrices.from_tables(
+            verify, of, policy=policy, num_speculative_tokens=num_drafts, drafter_input=drafter_input
+        )
+
     def case(policy: Policy, concurrency: int) -> ReplayCase:
         return ReplayCase.of_policy(
             policy,
@@ -90,9 +97,9 @@ def simulate(
             num_speculative_tokens=num_drafts,
             confidence=signals.confidence,
             lag=lag,
-            prices=StepPrices.from_tables(charged, tables, policy=policy, num_speculative_tokens=num_drafts),
+            prices=step_prices(charged, tables, policy),
             half_widths=StepPrices.half_widths(charged, tables, policy=policy, num_speculative_tokens=num_drafts),
-            planner_prices=StepPrices.from_tables(believed, planner, policy=policy, num_speculative_tokens=num_drafts),
+            planner_prices=step_prices(believed, planner, policy),
         )
 
     cases = {(policy, concurrency): case(policy, concurrency) for concurrency in levels for policy in compared}
@@ -123,6 +130,7 @@ def simulate(
         num_requests=trace.num_requests,
         num_speculative_tokens=num_drafts,
         lag=lag,
+        drafter_input=drafter_input,
         max_num_batched_tokens=max_tokens,
         seed=seed,
         num_resamples=len(orders) - 1,

@@ -13,9 +13,10 @@ import pytest
 
 from specplan.costs import build_cost_tables, tables_from_profile
 from specplan.costs.feeds import compare_feeds
+from specplan.errors import CoverageError
 from specplan.files import Profile, Sample
 from specplan.planning import parse_policy
-from specplan.planning.prices import StepPrices, VerifyPrices
+from specplan.planning.prices import StepPrices, StepSize, VerifyPrices
 
 Make = Callable[..., Any]
 
@@ -70,11 +71,43 @@ def test_a_wide_first_pass_is_compared_and_prices_nothing(make_profile: Make, ma
     tables = tables_from_profile(profile)
     assert tables.feed_costs == compared
     assert (tables.draft_row(3)[1], tables.draft_row(3)[4]) == (2.0, 5.0)
+    # 0.4 ms for two tokens more at 1 request, nothing beyond noise at 4; linear between.
+    assert tables.feed_ms() == pytest.approx([0.2, 0.2, 0.2 * 2 / 3, 0.2 / 3, 0.0])
     (finding,) = [finding for finding in tables.findings if finding.code == "wide-first-pass"]
     assert finding.place == "draft, 1 requests, k = 3"
     assert (
         "all 4 tokens of each request's step takes up to 20% longer than one that takes the last 2" in finding.message
     )
+
+
+@pytest.mark.parametrize(("drafter_input", "more"), [("last", 0.0), ("step", 0.2)])
+def test_a_drafter_that_takes_the_whole_step_pays_for_its_drafts(
+    make_profile: Make, make_sample: Make, drafter_input: Any, more: float
+) -> None:
+    """One request, drafts narrow at 2: the first draft is one of them, each further one costs 0.2 ms."""
+    own = [sample for sample in make_profile().samples if sample.model != "draft" or sample.k != 3]
+    feeds = [draft_of(make_sample, 1, 2, 3, [2.0] * 20), draft_of(make_sample, 1, 4, 3, [2.4] * 20)]
+    tables = tables_from_profile(msgspec.structs.replace(make_profile(), samples=[*own, *feeds]))
+    verify = VerifyPrices.from_tables(tables, max_num_reqs=1, max_num_tokens=4, num_speculative_tokens=3)
+    prices = StepPrices.from_tables(
+        verify, tables, policy=parse_policy("adaptive"), num_speculative_tokens=3, drafter_input=drafter_input
+    )
+    size = StepSize(num_reqs=1, num_verifying=1, num_sampling=1, num_prompt_tokens=0, context_len=128.0)
+    costs = [prices.target_ms(size, drafts) - float(verify.row(1, 128.0)[1 + drafts]) for drafts in range(4)]
+    assert costs == pytest.approx([0.0, 0.0, more, 2 * more])
+    none = StepPrices.from_tables(
+        verify, tables, policy=parse_policy("none"), num_speculative_tokens=3, drafter_input=drafter_input
+    )
+    assert none.feed_ms is None
+
+
+def test_a_wide_first_pass_that_nobody_measured_cannot_be_charged(make_profile: Make) -> None:
+    tables = tables_from_profile(make_profile())
+    verify = VerifyPrices.from_tables(tables, max_num_reqs=4, max_num_tokens=16, num_speculative_tokens=3)
+    with pytest.raises(CoverageError, match="do not hold what drafting costs after a whole step"):
+        StepPrices.from_tables(
+            verify, tables, policy=parse_policy("adaptive"), num_speculative_tokens=3, drafter_input="step"
+        )
 
 
 def machinery_of(make_sample: Make, metadata: float, budget: float, admission: float) -> list[Sample]:

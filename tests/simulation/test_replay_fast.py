@@ -31,6 +31,8 @@ def random_prices(rng: np.random.Generator, max_num_reqs: int, max_num_tokens: i
         draft_ms=rng.random((k + 1, max_num_reqs + 1)),
         overhead_ms=rng.choice([0.0, 0.1, 1.0]) * rng.random(max_num_reqs + 1),
         draft_prefill_ms=rng.choice([0.0, 0.1]) * np.sort(rng.random(max_num_tokens + 1)),
+        feed_ms=rng.random(max_num_reqs + 1) if rng.random() < 0.3 else None,
+        feed_len=int(rng.integers(1, 3)),
     )
 
 
