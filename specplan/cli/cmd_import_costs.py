@@ -209,6 +209,6 @@ def span(values: Sequence[int]) -> str:
 def groups(samples: Sequence[Sample]) -> Iterator[tuple[str, list[Sample]]]:
     kinds: dict[str, list[Sample]] = {}
     for sample in samples:
-        kind = "mixed" if sample.is_mixed else sample.model
+        kind = "mixed" if sample.shape.is_mixed else sample.model
         kinds.setdefault(f"{kind} {sample.mode}", []).append(sample)
     yield from kinds.items()

@@ -90,7 +90,7 @@ def _region(sample: Sample, capture_limit: int, *, draft_mode: str) -> Region | 
     if sample.model == "draft":
         return "draft" if sample.mode == draft_mode else None
     if sample.model == "verify":
-        if sample.is_mixed:
+        if sample.shape.is_mixed:
             return "mixed"
         if sample.mode == "graph":
             return "captured"

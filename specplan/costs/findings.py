@@ -241,7 +241,9 @@ def _eager_draft(profile: Profile) -> Iterator[Finding]:
 
 
 def _contexts(profile: Profile) -> Iterator[Finding]:
-    verify = {sample.context_len for sample in _passes(profile) if sample.model == "verify" and not sample.is_mixed}
+    verify = {
+        sample.context_len for sample in _passes(profile) if sample.model == "verify" and not sample.shape.is_mixed
+    }
     draft = {sample.context_len for sample in profile.samples if sample.model == "draft"}
     if len(verify) == 1:
         yield Finding(
@@ -307,5 +309,5 @@ def _passes(profile: Profile) -> list[Sample]:
 
 def _shape_of(sample: Sample) -> str:
     k = "" if sample.k is None else f", k = {sample.k}"
-    prompts = f", of which {sample.num_prompt_tokens} of prompts" if sample.is_mixed else ""
+    prompts = f", of which {sample.num_prompt_tokens} of prompts" if sample.shape.is_mixed else ""
     return f"{sample.model} {sample.mode}, {sample.num_reqs} requests, {sample.num_tokens} tokens{prompts}{k}"

@@ -106,10 +106,11 @@ def mixed_cells(profile: Profile) -> dict[Composition, dict[int, list[float]]]:
     """Every repetition of each composition, by prompt tokens; steps of one differ in the number of prompts at most."""
     cells: dict[Composition, dict[int, list[float]]] = {}
     for index, sample in enumerate(profile.samples):
-        if sample.model == "verify" and sample.is_mixed and sample.layout == "multi-query":
+        if sample.model == "verify" and sample.shape.is_mixed and sample.layout == "multi-query":
             require_positive(index, sample)
-            drafts = sample.num_drafts // sample.num_verifying if sample.num_verifying else 0
-            row = cells.setdefault(_composition(sample.context_len, sample.num_verifying, drafts), {})
+            verifying = sample.shape.num_verifying
+            drafts = sample.shape.num_drafts // verifying if verifying else 0
+            row = cells.setdefault(_composition(sample.context_len, verifying, drafts), {})
             row.setdefault(sample.num_prompt_tokens, []).extend(sample.repetitions_ms)
     return cells
 

@@ -78,7 +78,7 @@ def _not_executed(profile: Profile) -> Iterator[Finding]:
 
 def _swapped(profile: Profile) -> Iterator[Finding]:
     """Sweeps have many sizes at few contexts. The other way round two columns may have been taken for each other."""
-    passes = [sample for sample in profile.samples if sample.model == "verify" and not sample.is_mixed]
+    passes = [sample for sample in profile.samples if sample.model == "verify" and not sample.shape.is_mixed]
     contexts, sizes = ({getattr(sample, name) for sample in passes} for name in ("context_len", "num_tokens"))
     if len(contexts) >= _MANY_CONTEXTS and len(contexts) > _MORE_THAN_SIZES * len(sizes):
         yield Finding(

@@ -101,7 +101,7 @@ def verify_points(profile: Profile, layout: Layout = "multi-query") -> Points:
         (sample.context_len, sample.num_reqs, sample.executed_num_tokens, index)
         for index, sample in enumerate(profile.samples)
         if sample.model == "verify"
-        and not sample.is_mixed
+        and not sample.shape.is_mixed
         and sample.layout == layout
         and (sample.mode == "graph") == (sample.executed_num_tokens <= limit)
     ]

@@ -110,18 +110,19 @@ def _region_of(sample: Sample, tables: CostTables) -> Region | None:
         return "draft"
     if sample.model != "verify":
         return None
-    if sample.is_mixed:
+    if sample.shape.is_mixed:
         return "mixed"
     return "captured" if sample.executed_num_tokens <= tables.capture_limit else "smooth"
 
 
 def _priced_ms(sample: Sample, tables: CostTables) -> float | None:
     """What the tables say of a verify pass; None where it is not one, or they do not reach so far."""
-    if sample.model != "verify" or sample.num_verifying > tables.max_num_reqs:
+    if sample.model != "verify" or sample.shape.num_verifying > tables.max_num_reqs:
         return None
-    if sample.is_mixed:
-        drafts = sample.num_drafts / sample.num_verifying if sample.num_verifying else 0.0
-        step = (sample.context_len, sample.num_verifying, drafts, sample.num_prompt_tokens)
+    if sample.shape.is_mixed:
+        verifying = sample.shape.num_verifying
+        drafts = sample.shape.num_drafts / verifying if verifying else 0.0
+        step = (sample.context_len, verifying, drafts, sample.num_prompt_tokens)
         return None if tables.mixed is None else float(tables.mixed.at(np.array([step]))[0])
     if sample.num_tokens > tables.max_num_tokens:
         return None

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from specplan.files._json import encode, read_json, write_json
-from specplan.shapes import Layout, Lengths
+from specplan.shapes import Layout, Lengths, StepShape
 
 __all__ = [
     "PROFILE_SCHEMA",
@@ -96,17 +96,17 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return max(0.0, 1.0 - (busy[len(busy) // 2] + busy[(len(busy) - 1) // 2]) / 2)
 
     @property
-    def is_mixed(self) -> bool:
-        return self.num_prompt_tokens > 0
-
-    @property
-    def num_verifying(self) -> int:
-        return self.num_reqs - self.num_prefilling
-
-    @property
-    def num_drafts(self) -> int:
-        """Of a verify pass, over all its requests."""
-        return self.num_tokens - self.num_prompt_tokens - self.num_verifying
+    def shape(self) -> StepShape:
+        """What was asked for."""
+        return StepShape(
+            num_reqs=self.num_reqs,
+            num_tokens=self.num_tokens,
+            context_len=self.context_len,
+            layout=self.layout,
+            lengths=self.lengths,
+            num_prefilling=self.num_prefilling,
+            num_prompt_tokens=self.num_prompt_tokens,
+        )
 
     def __post_init__(self) -> None:
         drafts = self.model in ("draft", "host")
@@ -119,9 +119,9 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.model != "draft" and self.num_tokens < self.num_reqs:
             raise ValueError(f".num_tokens: expected at least one per request ({self.num_reqs}), got {self.num_tokens}")
         self._check_prompts()
-        captures = self.model in ("draft", "verify") and not self.is_mixed
+        captures = self.model in ("draft", "verify") and not self.num_prompt_tokens
         if not captures and self.mode != "eager":
-            what = "mixed verify" if self.is_mixed else self.model
+            what = "mixed verify" if self.num_prompt_tokens else self.model
             raise ValueError(f".mode: expected eager for a {what} sample, got {self.mode}")
         if self.model == "host" and self.device_ms:
             raise ValueError(f".device_ms: expected none for a host sample, got {len(self.device_ms)}")
@@ -148,7 +148,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f".num_prefilling: expected 1 to the {min(prompt_tokens, self.num_reqs)} that {self.num_reqs} requests "
                 f"and {prompt_tokens} prompt tokens can be, got {prefilling}"
             )
-        drafts, verifying = self.num_drafts, self.num_verifying
+        verifying = self.num_reqs - prefilling
+        drafts = self.num_tokens - prompt_tokens - verifying
         if drafts < 0 or (drafts % verifying if verifying else drafts):
             raise ValueError(
                 f".num_tokens: expected {prompt_tokens} prompt tokens and as many for each of {verifying} verifying "

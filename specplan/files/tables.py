@@ -24,6 +24,7 @@ from specplan.files._arrays import (
     encode_array,
 )
 from specplan.files._json import encode, read_json, write_json
+from specplan.files.axis import corners, place_on
 from specplan.files.machinery import MachineryCosts
 from specplan.files.mixed_costs import MixedCosts
 from specplan.files.profile import Environment, ModelInfo
@@ -325,10 +326,4 @@ class CostTables(
 
 def _brackets(axis: Sequence[int], value: float) -> list[tuple[int, float]]:
     """Indices of the `axis` entries around `value` and their weights; one entry where `value` is on it or outside."""
-    high = int(np.searchsorted(axis, value))
-    if high == len(axis):
-        return [(high - 1, 1.0)]
-    if high == 0 or axis[high] == value:
-        return [(high, 1.0)]
-    weight = (value - axis[high - 1]) / (axis[high] - axis[high - 1])
-    return [(high - 1, 1.0 - weight), (high, weight)]
+    return [(index, weight) for index, weight in corners(place_on(axis, value)) if weight > 0]

@@ -10,7 +10,6 @@ from specplan.files import Failure, Sample
 from specplan.measure.clock import StepTime
 from specplan.measure.grid import MeasuredPoint
 from specplan.measure.steps import ReadyStep
-from specplan.shapes import StepShape
 
 __all__ = ["Series", "StopReason", "failure_of", "point_of", "priced_by_device", "sample_of"]
 
@@ -92,8 +91,7 @@ def sample_of(series: Series, stopped_by: StopReason) -> Sample:
 def point_of(sample: Sample) -> MeasuredPoint:
     """The point that a sample is of; the inverse of `sample_of`."""
     assert sample.model != "host"
-    shape = StepShape(**{name: getattr(sample, name) for name in StepShape.__dataclass_fields__})
-    return MeasuredPoint(model=sample.model, mode=sample.mode, shape=shape, k=sample.k)
+    return MeasuredPoint(model=sample.model, mode=sample.mode, shape=sample.shape, k=sample.k)
 
 
 def failure_of(series: Series) -> Failure:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specplan.errors import CoverageError
+from specplan.files.axis import corners, place_on
 
 if TYPE_CHECKING:
     from specplan.files.mixed_costs import MixedCosts
@@ -146,21 +147,6 @@ class MixedPrices:
             or not self.prompt_tokens[0] <= num_prompt_tokens <= self.prompt_tokens[-1]
             or not num_verifying * self.drafts[0] <= num_drafts <= num_verifying * self.drafts[-1]
         )
-
-
-def place_on(axis: NDArray[np.float64], value: float) -> tuple[int, int, float]:
-    """The two places of an ascending axis around `value`, and how far it is from the first to the second, in [0, 1]."""
-    high = int(np.searchsorted(axis, value))
-    if high == 0:
-        return 0, 0, 0.0
-    if high == len(axis):
-        return high - 1, high - 1, 0.0
-    return high - 1, high, float((value - axis[high - 1]) / (axis[high] - axis[high - 1]))
-
-
-def corners(place: tuple[int, int, float]) -> tuple[tuple[int, float], tuple[int, float]]:
-    low, high, weight = place
-    return (low, 1.0 - weight), (high, weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -356,7 +356,7 @@ def test_steps_of_other_lengths_are_none_of_the_price(
         )
         for lengths, factor in scaled.items()
         for sample in priced
-        if (sample.model == "verify" and not sample.is_mixed) or lengths == "spread"
+        if (sample.model == "verify" and not sample.shape.is_mixed) or lengths == "spread"
     ]
     both = msgspec.structs.replace(profile, samples=[*profile.samples, *others])
     even = tables_from_profile(both)

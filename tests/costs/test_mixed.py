@@ -99,7 +99,7 @@ def test_a_draft_never_makes_a_step_cheaper(make_profile: Make, mixed_samples: M
 
 def test_a_size_that_could_not_run_is_named_with_the_reason(make_profile: Make, mixed_samples: Make) -> None:
     """And is priced on the line through the two below it."""
-    some = [sample for sample in mixed_samples() if (sample.num_prompt_tokens, sample.num_verifying) != (256, 4)]
+    some = [sample for sample in mixed_samples() if (sample.num_prompt_tokens, sample.shape.num_verifying) != (256, 4)]
     lost = Failure(
         model="verify", mode="eager", layout="multi-query", num_reqs=7, num_tokens=272, k=None, context_len=64,
         num_prefilling=3, num_prompt_tokens=256, message="out of device memory",
@@ -115,7 +115,7 @@ def test_a_size_that_could_not_run_is_named_with_the_reason(make_profile: Make, 
 
 
 def test_a_size_that_a_composition_lacks_lies_between_its_own(make_profile: Make, mixed_samples: Make) -> None:
-    some = [sample for sample in mixed_samples() if (sample.num_prompt_tokens, sample.num_verifying) != (64, 4)]
+    some = [sample for sample in mixed_samples() if (sample.num_prompt_tokens, sample.shape.num_verifying) != (64, 4)]
     found, whole = (price_mixed(make_profile(extra=each), "none").costs for each in (some, mixed_samples()))
     assert found is not None
     assert whole is not None
@@ -133,7 +133,7 @@ def test_a_step_that_is_full_ends_its_composition_and_no_other(make_profile: Mak
             num_prompt_tokens=240,
             repetitions_ms=[mixed_ms(sample.context_len, 4, 3, 240)] * len(sample.repetitions_ms),
         )
-        if (sample.num_prompt_tokens, sample.num_verifying, sample.num_drafts) == (256, 4, 12)
+        if (sample.num_prompt_tokens, sample.shape.num_verifying, sample.shape.num_drafts) == (256, 4, 12)
         else sample
         for sample in mixed_samples()
     ]
@@ -147,8 +147,8 @@ def test_a_step_that_is_full_ends_its_composition_and_no_other(make_profile: Mak
 
 def test_too_few_sizes_or_compositions_price_nothing(make_profile: Make, mixed_samples: Make) -> None:
     one = [sample for sample in mixed_samples() if sample.num_prompt_tokens == 64]
-    alone = [sample for sample in mixed_samples() if sample.num_verifying == 0]
-    few = [sample for sample in mixed_samples() if sample.num_verifying != 4 or sample.context_len == 64]
+    alone = [sample for sample in mixed_samples() if sample.shape.num_verifying == 0]
+    few = [sample for sample in mixed_samples() if sample.shape.num_verifying != 4 or sample.context_len == 64]
     for too_few, words in ((one, "of 9 .*, 0 were"), (alone, "of 1 .*, 1 were"), (few, "of 9 .*, 7 were")):
         found = price_mixed(make_profile(extra=too_few), "running-max")
         assert found.costs is found.error is None

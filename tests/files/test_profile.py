@@ -108,10 +108,10 @@ def test_properties(profile: Profile) -> None:
 
 def test_a_mixed_sample_knows_its_parts() -> None:
     mixed = mixed_sample()
-    assert (mixed.is_mixed, mixed.num_verifying, mixed.num_drafts) == (True, 2, 4)
+    assert (mixed.shape.is_mixed, mixed.shape.num_verifying, mixed.shape.num_drafts) == (True, 2, 4)
     alone = mixed_sample(num_reqs=2, num_tokens=10, executed_num_reqs=2, executed_num_tokens=10, context_len=0)
-    assert (alone.is_mixed, alone.num_verifying, alone.num_drafts) == (True, 0, 0)
-    assert not sample().is_mixed
+    assert (alone.shape.is_mixed, alone.shape.num_verifying, alone.shape.num_drafts) == (True, 0, 0)
+    assert not sample().shape.is_mixed
 
 
 def test_a_host_sample_without_a_drafter_proposes_no_drafts() -> None:

@@ -104,7 +104,7 @@ draft-prefill,,1,34,,,,,,0.75
     profile = imported("steps", content, draft="small")
     verify, mixed, draft, upkeep, host, prefill = profile.samples
     assert (verify.num_tokens, verify.executed_num_tokens, verify.k) == (6, 8, None)
-    assert (mixed.mode, mixed.num_verifying, mixed.num_drafts, mixed.context_len) == ("eager", 2, 4, 100)
+    assert (mixed.mode, mixed.shape.num_verifying, mixed.shape.num_drafts, mixed.context_len) == ("eager", 2, 4, 100)
     assert (draft.k, draft.num_tokens, upkeep.k, upkeep.mode) == (2, 3, 0, "eager")
     assert (host.mode, host.k, host.context_len) == ("eager", 2, 0)
     assert (prefill.num_tokens, prefill.k) == (34, None)

@@ -74,8 +74,8 @@ class TestForward:
         profile = imported("vllm-forward", json.dumps(cases), num_speculative_tokens=7, capture_limit=16)
         beside, alone = profile.samples[-2:]
         assert (beside.mode, beside.num_reqs, beside.num_prefilling, beside.num_prompt_tokens) == ("eager", 4, 2, 301)
-        assert (beside.num_drafts, beside.context_len) == (6, 1024)
-        assert (alone.num_verifying, alone.num_prompt_tokens, alone.context_len) == (0, 8, 0)
+        assert (beside.shape.num_drafts, beside.context_len) == (6, 1024)
+        assert (alone.shape.num_verifying, alone.num_prompt_tokens, alone.context_len) == (0, 8, 0)
         assert profile.max_num_batched_tokens == 309
 
     def test_what_no_profile_holds_is_left_out_and_said(self, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def key_of(timed: Sample | MeasuredPoint) -> tuple[object, ...]:
 
     Of a request on its own nobody can tell whether it is one of unlike ones, nor of queries that differ by a token.
     """
-    shape = timed.shape if isinstance(timed, MeasuredPoint) else timed
+    shape = timed.shape
     tokens = shape.num_tokens if timed.model == "verify" else None
     is_even = shape.lengths == "even" or shape.num_verifying < 2
     return timed.model, shape.num_reqs, tokens, shape.context_len, timed.k, is_even, shape.num_prompt_tokens
@@ -137,7 +137,7 @@ def test_costs_are_those_of_the_steps(tmp_path: Path) -> None:
     for sample in profile.samples:
         if sample.model == "draft":
             assert sample.repetitions_ms == pytest.approx([0.1 * (sample.k or 0)])
-        elif not sample.is_mixed:
+        elif not sample.shape.is_mixed:
             keys = sample.num_reqs * sample.context_len + sample.num_tokens
             assert sample.repetitions_ms == pytest.approx([1.0 + 0.01 * sample.num_tokens + 0.001 * keys])
     assert profile.capture_sizes == [1, 2, 4, 8, 16, 24]

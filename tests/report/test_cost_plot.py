@@ -70,8 +70,8 @@ def make_profile(samples: Sequence[Sample], **changes: Any) -> Profile:
         "target": TARGET,
         "draft": DRAFT if any(each.model == "draft" for each in samples) else None,
         "num_speculative_tokens": K,
-        "max_num_seqs": max(each.num_verifying for each in samples),
-        "max_num_batched_tokens": max(each.num_tokens for each in samples if not each.is_mixed),
+        "max_num_seqs": max(each.shape.num_verifying for each in samples),
+        "max_num_batched_tokens": max(each.num_tokens for each in samples if not each.shape.is_mixed),
         "capture_sizes": sorted(captured),
         "complete": True,
         "samples": list(samples),
@@ -284,7 +284,7 @@ ODD = {
     "no repetition twice": [sample("verify", "graph", n, 4 * n, [1.0]) for n in (1, 2)],
     "drafts alone eager": [*VERIFY, *(each for each in DRAFTS if each.mode == "eager")],
     "one k": [*VERIFY, *(each for each in DRAFTS if each.k == 0)],
-    "prompts beside requests alone": [*VERIFY, *(each for each in MIXED if each.num_verifying)],
+    "prompts beside requests alone": [*VERIFY, *(each for each in MIXED if each.shape.num_verifying)],
     "everything captured": [verify("graph", n, t, 10.0) for n in (1, 2) for t in (1, 2, 4, 8) if n <= t],
 }
 
