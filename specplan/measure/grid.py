@@ -27,9 +27,10 @@ from specplan.shapes import (
     spread_lens,
 )
 
-__all__ = ["MeasuredPoint", "ProfilePlan"]
+__all__ = ["MeasuredPoint", "Mode", "ProfilePlan", "Region"]
 
 Mode = Literal["graph", "eager"]
+Region = Literal["captured", "smooth", "mixed", "draft", "draft-prefill", "machinery"]
 MACHINERY: tuple[Machinery, ...] = ("metadata", "budget", "admission")
 
 
@@ -217,6 +218,26 @@ class ProfilePlan:
             yield from (self.draft_point("eager", count, k) for k in (0, most))
             if FEED_LEN < 1 + most <= self.drafting_context_len:
                 yield self.draft_point("graph", count, most, feed_len=1 + most)
+
+    def region_of(self, point: MeasuredPoint) -> Region | None:
+        """Which price a point is for; None where it only compares or checks."""
+        shape = point.shape
+        if point.is_machinery:
+            return "machinery"
+        if point.model == "draft-prefill":
+            return "draft-prefill"
+        if shape.layout != "multi-query" or shape.lengths not in self.lengths:
+            return None
+        if point.model == "draft":
+            narrow = self.draft_point(point.mode, shape.num_reqs, point.k or 0).shape.num_tokens
+            return "draft" if point.mode == "graph" and shape.num_tokens == narrow else None
+        if point.model != "verify":
+            return None
+        if shape.is_mixed:
+            return "mixed"
+        if point.mode == "graph":
+            return "captured"
+        return "smooth" if shape.num_tokens > self.capture_sizes[-1] else None
 
     def with_lengths(self, point: MeasuredPoint, lengths: Lengths) -> MeasuredPoint:
         return replace(point, shape=replace(point.shape, lengths=lengths))

@@ -140,10 +140,13 @@ class Sweep:
                         series.forget_since(num_warm_up, num_repetitions)
 
     def next_round(self) -> list[Series]:
-        """What is ready and not done, in a new random order."""
+        """What is ready and not done, in a new random order; in the first round what prices nothing comes last, for the
+        time may end there."""
         pending = [series for series in self.all_series if series.step is not None and series.stop_reason is None]
-        self.rounds += bool(pending)
         self.order.shuffle(pending)
+        if not self.rounds:
+            pending.sort(key=lambda series: self.factory.plan.region_of(series.point) is None)
+        self.rounds += bool(pending)
         return pending
 
     def visit(self, series: Series, rule: StoppingRule) -> None:

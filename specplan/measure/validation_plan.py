@@ -97,18 +97,9 @@ def timed_points(plan: ProfilePlan) -> list[MeasuredPoint]:
 
     What the host does is timed as it is served.
     """
-    points = [point for point in plan.points() if is_priced(point, plan)]
+    points = [point for point in plan.points() if plan.region_of(point) not in (None, "machinery")]
     largest = max(plan.counts) * (1 + plan.num_speculative_tokens)
     return [*points, *map(plan.head_point, powers_of_four(1, largest))]
-
-
-def is_priced(point: MeasuredPoint, plan: ProfilePlan) -> bool:
-    if point.model == "verify":
-        return point.shape.is_mixed or (point.mode == "graph") == (point.shape.num_tokens <= plan.capture_sizes[-1])
-    if point.model == "draft" and point.k is not None:
-        narrow = plan.draft_point(point.mode, point.shape.num_reqs, point.k).shape.num_tokens
-        return point.mode == "graph" and point.shape.num_tokens == narrow
-    return point.model == "draft-prefill"
 
 
 def of_contexts(plan: ValidationPlan, trace: Trace, contexts: tuple[int, ...], draft_context_len: int) -> ProfilePlan:

@@ -19,7 +19,7 @@ import torch
 
 from specplan.errors import MeasurementError
 from specplan.files.profile import Sample
-from specplan.measure.grid import MeasuredPoint, Mode, ProfilePlan
+from specplan.measure.grid import MeasuredPoint, Mode, ProfilePlan, Region
 from specplan.measure.steps import StepFactory
 from specplan.measure.sweep import StoppingRule, sweep
 from specplan.models import load_model
@@ -44,31 +44,14 @@ class Pair:
 def verification_points(plan: ProfilePlan, *, seed: int = 0) -> list[MeasuredPoint]:
     """Points to measure again, of every kind that is priced; then those held out, of which the plan has none."""
     dice = random.Random(seed)
-    limit = plan.capture_sizes[-1]
-    kinds: dict[str, list[MeasuredPoint]] = {"captured": [], "smooth": [], "mixed": [], "draft": []}
+    by_region: dict[Region, list[MeasuredPoint]] = {"captured": [], "smooth": [], "mixed": [], "draft": []}
     for point in plan.points():
-        if kind := kind_of(point, limit):
-            kinds[kind].append(point)
-    again = [point for kind in kinds.values() for point in dice.sample(kind, min(NUM_AGAIN, len(kind)))]
+        if (region := plan.region_of(point)) in by_region:
+            by_region[region].append(point)
+    again = [point for of in by_region.values() for point in dice.sample(of, min(NUM_AGAIN, len(of)))]
     planned = set(plan.points())
     held_out = dict.fromkeys(point for point in held_out_points(plan, dice) if point not in planned)
     return [*again, *held_out]
-
-
-def kind_of(point: MeasuredPoint, capture_limit: int) -> str | None:
-    """Which price a point is for; None where for none."""
-    shape = point.shape
-    if shape.lengths != "even" or shape.layout != "multi-query":
-        return None
-    if point.model == "draft":
-        return "draft" if point.mode == "graph" else None
-    if point.model != "verify":
-        return None
-    if shape.is_mixed:
-        return "mixed"
-    if point.mode == "graph":
-        return "captured"
-    return "smooth" if shape.num_tokens > capture_limit else None
 
 
 def held_out_points(plan: ProfilePlan, dice: random.Random) -> Iterator[MeasuredPoint]:

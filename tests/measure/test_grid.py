@@ -249,3 +249,22 @@ def test_lengths_are_timed_apart_and_a_drafters_queries_are_always_alike() -> No
     of = [point for point in plan.points() if point.shape.lengths == "spread"]
     apart = ("draft-prefill", "metadata", "budget", "admission")
     assert len(of) == len([point for point in even.points() if point.model not in apart])
+
+
+def test_every_point_is_for_one_price_or_for_none() -> None:
+    plan = ProfilePlan(
+        max_num_seqs=16, num_speculative_tokens=6, max_num_batched_tokens=256, contexts=(64, 128),
+        capture_sizes=(1, 2, 4, 8, 16, 24, 32), layouts=BOTH, checks_ragged=True,
+    )  # fmt: skip
+    regions: dict[str | None, list[MeasuredPoint]] = {}
+    for point in plan.points():
+        regions.setdefault(plan.region_of(point), []).append(point)
+    assert set(regions) == {None, "captured", "smooth", "mixed", "draft", "draft-prefill", "machinery"}
+    assert {(point.mode, point.shape.is_mixed) for point in regions["captured"]} == {("graph", False)}
+    assert all(point.shape.num_tokens > 32 and point.mode == "eager" for point in regions["smooth"])
+    drafts = [(point.shape.num_reqs, point.k) for point in regions["draft"]]
+    assert len(drafts) == len(set(drafts)) == 5 * 7
+    for point in regions[None]:
+        wide = point.model == "draft" and point.shape.num_tokens == point.shape.num_reqs * 12
+        apart = point.shape.layout == "batch-expansion" or point.shape.lengths == "ragged" or point.mode == "eager"
+        assert wide or apart

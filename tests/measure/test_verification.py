@@ -12,7 +12,7 @@ import torch
 
 from specplan.errors import FileError, MeasurementError
 from specplan.measure import ProfilePlan, StoppingRule
-from specplan.measure.verification import Pair, kind_of, measure_anew, verification_points
+from specplan.measure.verification import Pair, measure_anew, verification_points
 from specplan.shapes import padded_size
 
 QUICK = StoppingRule(min_repetitions=3, min_busy_s=0.0, half_width=1.0, time_budget_s=60.0)
@@ -37,9 +37,8 @@ def test_some_points_are_measured_again_and_others_lie_between() -> None:
     assert len(points) == len(set(points))
     again = [point for point in points if point in planned]
     between = [point for point in points if point not in planned]
-    limit = plan.capture_sizes[-1]
-    assert {kind_of(point, limit) for point in again} == {"captured", "smooth", "mixed", "draft"}
-    assert {kind_of(point, limit) for point in between} == {"captured", "smooth", "mixed"}
+    assert {plan.region_of(point) for point in again} == {"captured", "smooth", "mixed", "draft"}
+    assert {plan.region_of(point) for point in between} == {"captured", "smooth", "mixed"}
     assert {point.shape.context_len for point in between} == {8, 16, 24}
     for point in between:
         assert point.shape.num_tokens <= 96
@@ -48,10 +47,9 @@ def test_some_points_are_measured_again_and_others_lie_between() -> None:
 
 def test_what_is_not_priced_is_not_verified() -> None:
     plan = small_plan(checks_ragged=True, layouts=("multi-query", "batch-expansion"))
-    kinds = {kind_of(point, 32) for point in plan.points()}
-    assert None in kinds
+    assert None in {plan.region_of(point) for point in plan.points()}
     for point in verification_points(plan):
-        assert kind_of(point, 32) is not None
+        assert plan.region_of(point) is not None
         assert (point.shape.lengths, point.shape.layout) == ("even", "multi-query")
 
 
