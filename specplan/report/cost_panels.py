@@ -175,7 +175,7 @@ def relative_series(tables: CostTables, num_reqs: int, rank: int) -> Series:
     """A whole step (verify pass, drafting, the host's work) over one of as many requests without a drafter."""
     row = tables.verify_row(num_reqs, tables.contexts[-1])
     verify_x = tables.verify_sources(num_reqs, tables.contexts[-1]) == "x"
-    host_ms = tables.overhead_ms[num_reqs]
+    host_ms = tables.step_overhead_ms(has_budget=False)[num_reqs]
     ks, ratios, extrapolated = [0], [1.0], [False]
     for k in shown_ks(tables)[1 : tables.max_num_tokens // num_reqs]:
         if tables.draft_ks is None or tables.draft_ks[0] <= k <= tables.draft_ks[-1]:

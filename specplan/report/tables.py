@@ -20,6 +20,11 @@ __all__ = ["semantics_report", "tables_report"]
 
 EXTRAPOLATED_MARK = "*"
 TOO_CLOSE_MARK = "~"
+_MACHINERY = {
+    "metadata": "laying out a step",
+    "budget": "choosing its budget",
+    "admission": "admitting its drafts",
+}
 
 
 def tables_report(tables: CostTables) -> Iterator[RenderableType]:
@@ -162,6 +167,9 @@ def row_lines(tables: CostTables) -> Iterator[str]:
             marks = [EXTRAPOLATED_MARK if source[end] == Source.EXTRAPOLATED else "" for end in (1, -1)]
         note = f" ({EXTRAPOLATED_MARK} rests on extrapolation)" if any(marks) else ""
         yield f"{name}: {ms[1]:.3g}{marks[0]} ms at 1 {unit}, {ms[-1]:.3g}{marks[1]} ms at {len(ms) - 1}{note}"
+    if tables.machinery is not None and tables.overhead_source is None:
+        for term, ms in zip(tables.machinery.terms, tables.machinery.ms, strict=True):
+            yield f"{_MACHINERY[term]}: {ms[1]:.3g} ms at 1 request, {ms[-1]:.3g} ms at {len(ms) - 1}"
 
 
 def new_table(title: str, *rows: str) -> Table:
