@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from refusal import refused
 from typer.testing import Result
 
 from specplan.costs import build_cost_tables
@@ -30,16 +31,6 @@ def tables_to_40(tmp_path: Path) -> Path:
         capture_limit=40,
     ).write(path)
     return path
-
-
-def refused(run: Run, exit_code: int, message: str, *args: str | Path) -> str:
-    result = run(*args)
-    assert result.exit_code == exit_code, result.output
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["error", "hint"], lines
-    assert message in lines[0]
-    return lines[1]
 
 
 def test_help_has_an_example_and_names_every_mode(run: Run) -> None:

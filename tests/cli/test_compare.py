@@ -12,6 +12,7 @@ import pytest
 from builders import CPU_ENVIRONMENT, make_profile_of_every_region
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusal import refused
 from typer.testing import CliRunner, Result
 
 from specplan.cli import app
@@ -30,16 +31,6 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write_profile
-
-
-def refused(run: Run, exit_code: int, message: str, *args: str | Path) -> str:
-    result = run("compare", *args)
-    assert result.exit_code == exit_code, result.output
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["error", "hint"], lines
-    assert message in lines[0]
-    return lines[1]
 
 
 def test_help_has_an_example_and_the_exit_codes(run: Run) -> None:
@@ -86,7 +77,7 @@ def test_json_is_the_same_answer(run: Run, write: Callable[..., Path]) -> None:
 def test_other_devices_are_compared_when_asked_to_be(run: Run, write: Callable[..., Path]) -> None:
     old = write("old")
     other = write("new", environment=msgspec.structs.replace(CPU_ENVIRONMENT, device="another CPU"))
-    hint = refused(run, 2, "costs of different things: device: a CPU in OLD, another CPU in NEW", old, other)
+    hint = refused(run, 2, "costs of different things: device: a CPU in OLD, another CPU in NEW", "compare", old, other)
     assert "--across" in hint
     result = run("compare", old, other, "--across")
     assert result.exit_code == 0
@@ -96,18 +87,22 @@ def test_other_devices_are_compared_when_asked_to_be(run: Run, write: Callable[.
 class TestBadInput:
     def test_files_that_are_not_there(self, run: Run, write: Callable[..., Path], tmp_path: Path) -> None:
         old = write("old")
-        assert "specplan profile" in refused(run, 3, "nowhere.json: no such file", old, tmp_path / "nowhere.json")
-        refused(run, 3, "is a directory", tmp_path, old)
+        assert "specplan profile" in refused(
+            run, 3, "nowhere.json: no such file", "compare", old, tmp_path / "nowhere.json"
+        )
+        refused(run, 3, "is a directory", "compare", tmp_path, old)
 
     def test_a_profile_against_tables(self, run: Run, write: Callable[..., Path]) -> None:
-        hint = refused(run, 2, "OLD is cost tables and NEW is a profile", write("old", tables=True), write("new"))
+        hint = refused(
+            run, 2, "OLD is cost tables and NEW is a profile", "compare", write("old", tables=True), write("new")
+        )
         assert "specplan tables" in hint
 
     def test_a_trace(self, run: Run, write: Callable[..., Path], trace: Trace, tmp_path: Path) -> None:
         trace.write(tmp_path / "trace.parquet")
-        refused(run, 3, "is not UTF-8, expected JSON", write("old"), tmp_path / "trace.parquet")
+        refused(run, 3, "is not UTF-8, expected JSON", "compare", write("old"), tmp_path / "trace.parquet")
         trace.write(tmp_path / "trace.jsonl")
-        refused(run, 3, "trace.jsonl: ", write("old"), tmp_path / "trace.jsonl")
+        refused(run, 3, "trace.jsonl: ", "compare", write("old"), tmp_path / "trace.jsonl")
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -130,7 +125,7 @@ class TestBadInput:
         content = json.loads(new.read_text())
         change(content)
         new.write_text(json.dumps(content))
-        refused(run, 3, message, old, new)
+        refused(run, 3, message, "compare", old, new)
 
     @pytest.mark.parametrize(
         ("args", "message"),
@@ -143,10 +138,10 @@ class TestBadInput:
         ],
     )
     def test_options(self, run: Run, write: Callable[..., Path], args: tuple[str, ...], message: str) -> None:
-        refused(run, 2, message, write("old"), write("new"), *args)
+        refused(run, 2, message, "compare", write("old"), write("new"), *args)
 
     def test_one_file_is_too_few(self, run: Run, write: Callable[..., Path]) -> None:
-        assert "compare --help" in refused(run, 2, "NEW", write("old"))
+        assert "compare --help" in refused(run, 2, "NEW", "compare", write("old"))
 
 
 SCALARS = st.sampled_from([None, True, -1, 0, 1, 2**40, 0.5, 1e308, 5e-324, "", "x", "graph", [], {}, [[]], [1.0]])

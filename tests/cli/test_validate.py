@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from builders import make_validation
+from refusal import refused
 from typer.testing import Result
 
 import specplan.measure
@@ -77,16 +78,6 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("models were loaded before the input was checked")
 
     monkeypatch.setattr("specplan.cli.loading.load_pair", load_pair)
-
-
-def refused(run: Run, exit_code: int, message: str, *args: str | Path) -> str:
-    result = run(*args)
-    assert result.exit_code == exit_code, result.output
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["error", "hint"], lines
-    assert message in lines[0]
-    return lines[1]
 
 
 def test_help_has_an_example_and_says_how_it_ends(run: Run) -> None:
