@@ -113,10 +113,10 @@ def default_capture_sizes(
 
 
 def tail_sizes(capture_limit: int, largest: int) -> tuple[int, ...]:
-    """Sizes past the capture limit: 1.5x, 2x, 4x, ... of it, then the `largest` itself."""
+    """Sizes past the capture limit: the first, 1.5x, 2x, 4x, ... of it, then the `largest` itself."""
     if largest <= capture_limit:
         return ()
-    sizes = {largest}
+    sizes = {capture_limit + 1, largest}
     if capture_limit * 3 // 2 < largest:
         sizes.add(capture_limit * 3 // 2)
     size = capture_limit * 2
@@ -179,13 +179,13 @@ def profiled_shapes(
     capture limit. More tokens come only with a prompt, and no such step is among these.
     """
     require_ascending(capture_sizes)
-    pairs = []
+    query_len, pairs = 1 + num_speculative_tokens, []
+    tail = tail_sizes(capture_sizes[-1], min(max_num_seqs * query_len, max_num_batched_tokens))
     for count in num_reqs or request_grid(max_num_seqs):
-        most = min(count * (1 + num_speculative_tokens), max_num_batched_tokens)
-        sizes = {size for size in capture_sizes if count <= size <= most}
+        most = min(count * query_len, max_num_batched_tokens)
+        sizes = {size for size in (*capture_sizes, *tail) if count <= size <= most}
         if padded_size(most, capture_sizes) not in sizes:
             sizes.add(most)
-        sizes.update(size for size in tail_sizes(capture_sizes[-1], most) if size >= count)
         pairs += [(count, size) for size in sorted(sizes)]
     return [StepShape(num_reqs=n, num_tokens=t, context_len=context_len) for n, t in pairs]
 

@@ -59,9 +59,9 @@ def test_even_query_lens_share_out_every_token(num_reqs: int, extra: int) -> Non
 
 
 def test_the_tail_ends_at_the_most_batched_tokens() -> None:
-    assert tail_sizes(512, 1024) == (768, 1024)
-    assert tail_sizes(512, 8192) == (768, 1024, 2048, 4096, 8192)
-    assert tail_sizes(512, 600) == (600,)
+    assert tail_sizes(512, 1024) == (513, 768, 1024)
+    assert tail_sizes(512, 8192) == (513, 768, 1024, 2048, 4096, 8192)
+    assert tail_sizes(512, 600) == (513, 600)
     assert tail_sizes(512, 512) == ()
 
 

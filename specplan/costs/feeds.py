@@ -18,13 +18,12 @@ def compare_feeds(profile: Profile) -> list[FeedCosts]:
     """Every number of requests and k whose first pass was timed over two numbers of tokens; of more, the ends."""
     shapes: dict[tuple[int, int], dict[int, list[Sample]]] = {}
     for sample in profile.samples:
-        if sample.model == "draft" and sample.mode == "graph" and sample.k:
-            feed_len = sample.num_tokens // sample.num_reqs - (sample.k - 1)
-            shapes.setdefault((sample.num_reqs, sample.k), {}).setdefault(feed_len, []).append(sample)
+        if sample.model == "draft" and sample.mode == "graph" and sample.k and sample.feed_len is not None:
+            shapes.setdefault((sample.num_reqs, sample.k), {}).setdefault(sample.feed_len, []).append(sample)
     compared = []
     for (num_reqs, k), by_feed in sorted(shapes.items()):
         narrow, wide = min(by_feed), max(by_feed)
-        if 1 <= narrow < wide:
+        if narrow < wide:
             repetitions = [
                 np.array([ms for sample in by_feed[feed] for ms in sample.repetitions_ms]) for feed in (narrow, wide)
             ]

@@ -59,8 +59,11 @@ def tables_from_profile(
     ragged = verify_points(of_lengths(profile, "ragged")) if lengths == "even" else None
     profile = of_lengths(profile, lengths)
     verify = verify_points(profile)
-    captured = np.unique(verify.size[verify.size <= profile.capture_limit]).tolist()
-    _require_verify(profile, verify, captured)
+    replayed = np.unique(verify.size[verify.size <= profile.capture_limit]).tolist()
+    _require_verify(profile, verify, replayed)
+    # Replays of other sizes than the engine's were timed unpadded. Sizes of a sweep that was cut short are fewer.
+    is_unpadded = not set(replayed) <= set(profile.capture_sizes)
+    captured = list(profile.capture_sizes) if is_unpadded else replayed
     capture_limit = max(captured, default=0)
     largest = int(verify.row.max())
     max_num_reqs = check_at_least(
@@ -82,12 +85,18 @@ def tables_from_profile(
     rows = np.union1d(verify.row[verify.row < max_num_reqs], [max_num_reqs])
     verify_ms, verify_ci_ms = verify.median_ms, verify.half_width_ms
     verify_curves = list(curves_of(verify, verify_ms, verify_ci_ms, "{row} requests, context {page}"))
-    pricing = Pricing(name="verify", capture_limit=capture_limit, monotone=monotone, semantics=semantics)
+    as_padded = Pricing(
+        name="verify",
+        capture_limit=capture_limit,
+        monotone=monotone,
+        resampled_to=tuple(captured) if is_unpadded else (),
+    )
+    pricing = as_padded if semantics == "padded" else replace(as_padded, semantics=semantics, resampled_to=())
     verify_rows = pricing.price(verify, verify_ms, verify_ci_ms, rows=rows, max_size=max_num_tokens)
+    as_measured = replace(as_padded, semantics="linear" if is_unpadded else "padded", resampled_to=())
     # Findings are of what was measured, however it is read between.
     padded = verify_rows
     if semantics != "padded":
-        as_padded = replace(pricing, semantics="padded")
         padded = as_padded.price(verify, verify_ms, verify_ci_ms, rows=rows, max_size=max_num_tokens)
     smooth_errors = [leave_one_out(curve.sizes, curve.ms, capture_limit=capture_limit) for curve in verify_curves]
     draft = draft_table(profile, max_num_reqs, monotone)
@@ -112,7 +121,7 @@ def tables_from_profile(
             monotone=monotone,
             semantics=semantics,
             error=HeldOutError(
-                captured=split_half(verify, pricing.predictor(verify), verify.size <= capture_limit),
+                captured=split_half(verify, as_measured.predictor(verify), verify.size <= capture_limit),
                 smooth=summarise(np.concatenate(smooth_errors), LEAVE_ONE_OUT),
                 draft=draft.error,
                 overhead=overhead.error,

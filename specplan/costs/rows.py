@@ -14,7 +14,8 @@ from specplan.costs.build import free_draft
 from specplan.costs.error import split_half
 from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, unmeasured
 from specplan.costs.pricing import Rows, plan_row, price_rows
-from specplan.costs.samples import Points, draft_points, fill_sheet, hold_impossible
+from specplan.costs.samples import Points, draft_points
+from specplan.costs.sheets import Sheet, at_capture_sizes, fill_sheet, fill_verify_sheet, hold_impossible
 from specplan.errors import CoverageError
 from specplan.files.profile import Profile
 from specplan.files.tables import Finding, Monotone, RegionError, Semantics, Source
@@ -26,12 +27,15 @@ MEASURE_ANEW = "measure it anew, with more time: specplan profile --time-budget 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricing:
-    """The rule by which points become a table."""
+    """The rule by which points become a table. `resampled_to`: the sizes that an engine captures, where its replays
+    were timed at others.
+    """
 
     name: str
     capture_limit: int
     monotone: Monotone
     semantics: Semantics = "padded"
+    resampled_to: tuple[int, ...] = ()
 
     def price(
         self,
@@ -45,9 +49,7 @@ class Pricing:
         pages = []
         for page in np.unique(points.page):
             at = points.page == page
-            sheet = fill_sheet(points.row[at], points.size[at], ms[at], ci_ms[at], rows=rows)
-            if self.name == "verify":
-                sheet = hold_impossible(sheet, rows)
+            sheet = self.sheet(points.row[at], points.size[at], ms[at], ci_ms[at], rows)
             plan = plan_row(
                 sheet.sizes,
                 capture_limit=self.capture_limit,
@@ -63,6 +65,20 @@ class Pricing:
             ci_ms=np.stack([page.ci_ms for page in pages]),
             source=np.stack([page.source for page in pages]),
         )
+
+    def sheet(
+        self,
+        row: NDArray[np.int64],  # [P]
+        size: NDArray[np.int64],  # [P]
+        ms: NDArray[np.float64],  # [P]
+        ci_ms: NDArray[np.float64],  # [P]
+        rows: NDArray[np.int64],  # [R]
+    ) -> Sheet:
+        if self.name != "verify":
+            return fill_sheet(row, size, ms, ci_ms, rows=rows)
+        filled = fill_verify_sheet(row, size, ms, ci_ms, rows=rows, capture_limit=self.capture_limit)
+        held = hold_impossible(filled, rows)
+        return at_capture_sizes(held, self.resampled_to) if self.resampled_to else held
 
     def predictor(self, points: Points) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
         """From costs at `points` to what tables made from those costs say at the same `points`."""

@@ -1,4 +1,4 @@
-"""A profile's samples as points, and points as full sheets of costs."""
+"""A profile's samples as points."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from numpy.typing import NDArray
 from specplan.costs.uncertainty import median_half_widths
 from specplan.errors import ConfigError
 from specplan.files.profile import Failure, Machinery, Profile, Sample
-from specplan.files.tables import Source
 from specplan.shapes import Layout, Lengths
 
 __all__ = [
     "Points",
-    "Sheet",
     "draft_points",
     "draft_prefill_points",
-    "fill_sheet",
-    "hold_impossible",
     "host_points",
     "machinery_points",
     "of_lengths",
@@ -60,16 +56,6 @@ class Points:
     def is_repeated(self) -> bool:
         """Whether any point has more than one repetition."""
         return any(len(values) > 1 for values in self.repetitions_ms)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
-    """A cost for every row at every measured size, and where it comes from."""
-
-    sizes: NDArray[np.int64]  # [S]
-    ms: NDArray[np.float64]  # [R, S]
-    ci_ms: NDArray[np.float64]  # [R, S]
-    source: NDArray[np.uint8]  # [R, S] of Source
 
 
 def of_lengths(profile: Profile, lengths: Lengths) -> Profile:
@@ -112,14 +98,12 @@ def draft_points(profile: Profile) -> Points:
     """Graph samples where there are any: launching kernels one by one inflates the drafter's interval."""
     drafts = [(index, sample) for index, sample in enumerate(profile.samples) if sample.model == "draft"]
     graph = [(index, sample) for index, sample in drafts if sample.mode == "graph"]
-    fed: dict[tuple[int, int], int] = {}  # the fewest tokens by k and requests: those that a first pass need not take
-    for _, sample in graph or drafts:
-        shape = (sample.k or 0, sample.num_reqs)
-        fed[shape] = min(fed.get(shape, sample.num_tokens), sample.num_tokens)
+    # Of first passes of several lengths the shortest is priced; what a wider one adds, feeds.py says.
+    known = [sample.feed_len for _, sample in graph or drafts if sample.feed_len is not None]
     chosen = [
         (0, sample.k, sample.executed_num_reqs, index)
         for index, sample in graph or drafts
-        if sample.k is not None and sample.num_tokens == fed[sample.k, sample.num_reqs]
+        if sample.k is not None and sample.feed_len in (None, min(known, default=None))
     ]
     return _pool(profile.samples, chosen)
 
@@ -177,45 +161,3 @@ def require_positive(index: int, sample: Sample) -> None:
                 f"expected a positive finite number of milliseconds, got {ms}",
                 "measure this shape again with `specplan profile`",
             )
-
-
-def fill_sheet(
-    row: NDArray[np.int64],  # [P]
-    size: NDArray[np.int64],  # [P]
-    ms: NDArray[np.float64],  # [P]
-    ci_ms: NDArray[np.float64],  # [P]
-    *,
-    rows: NDArray[np.int64],  # [R], ascending
-) -> Sheet:
-    """Each size on its own: where a row was not measured, linear between the rows that were, held outside them."""
-    sizes = np.unique(size)
-    shape = (len(rows), len(sizes))
-    filled_ms, filled_ci, source = np.empty(shape), np.empty(shape), np.empty(shape, dtype=np.uint8)
-    for column, this in enumerate(sizes):
-        at = np.flatnonzero(size == this)
-        at = at[np.argsort(row[at])]
-        measured = row[at]
-        filled_ms[:, column] = np.interp(rows, measured, ms[at])
-        filled_ci[:, column] = np.interp(rows, measured, ci_ms[at])
-        inside = (rows > measured[0]) & (rows < measured[-1])
-        source[:, column] = np.where(inside, Source.INTERPOLATED, Source.EXTRAPOLATED)
-        source[np.isin(rows, measured), column] = Source.MEASURED
-    return Sheet(sizes=sizes, ms=filled_ms, ci_ms=filled_ci, source=source)
-
-
-def hold_impossible(sheet: Sheet, rows: NDArray[np.int64]) -> Sheet:
-    """A pass of n requests has n tokens or more: fewer cost what the smallest it can have costs.
-
-    Filled from smaller batches instead, noise in them would be carried up by a running maximum.
-    """
-    first = np.minimum(np.searchsorted(sheet.sizes, rows), len(sheet.sizes) - 1)[:, None]
-    column = np.maximum(np.arange(len(sheet.sizes)), first)  # [R, S]
-    held = column > np.arange(len(sheet.sizes))
-    return Sheet(
-        sizes=sheet.sizes,
-        ms=np.take_along_axis(sheet.ms, column, 1),
-        ci_ms=np.take_along_axis(sheet.ci_ms, column, 1),
-        source=np.maximum(
-            np.take_along_axis(sheet.source, column, 1), np.where(held, Source.PADDED, Source.MEASURED)
-        ).astype(np.uint8),
-    )

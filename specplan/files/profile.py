@@ -46,7 +46,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     * "verify": a pass of the target; `k` is null.
     * "head": the end of a verify pass (logits, greedy tokens, mask) over `num_tokens` tokens that are judged; no price
       of its own, but a part of the pass's; `k` is null.
-    * "draft": drafting `k` tokens per request; k = 0 is the upkeep of the drafter's state where nothing is drafted.
+    * "draft": drafting `k` tokens per request; k = 0 is the upkeep of the drafter's state where nothing is drafted. Its
+      first pass took `feed_len` tokens of each request, null where nobody knows.
     * "draft-prefill": a pass of the drafter, without its head, over `num_tokens` prompt tokens; `k` is null.
     * "host": what an engine step of `num_reqs` requests and `num_tokens` tokens spends outside its passes (scheduling,
       budget, admission, laying out the batch, committing), one repetition a step. `k` is the drafts per request that
@@ -83,6 +84,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_prefilling: CountOrZero = 0
     num_prompt_tokens: CountOrZero = 0
     num_drifting: CountOrZero = 0
+    feed_len: Count | None = None
 
     @property
     def host_bound_fraction(self) -> float | None:
@@ -114,6 +116,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f".k: expected null for a {self.model} sample, got {self.k}")
         if drafts and self.k is None:
             raise ValueError(f".k: expected drafts per request for a {self.model} sample, got null")
+        if self.model != "draft" and self.feed_len is not None:
+            raise ValueError(f".feed_len: expected null for a {self.model} sample, got {self.feed_len}")
         if self.model != "verify" and self.layout != "multi-query":
             raise ValueError(f".layout: expected multi-query for a {self.model} sample, got {self.layout}")
         if self.model != "draft" and self.num_tokens < self.num_reqs:
@@ -240,8 +244,10 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Samples of one target, and of one draft where there is one, on one device.
 
     `created` is ISO 8601 in UTC; `source` is "measured" or where the samples came from; `complete` is False where a
-    point of the sweep has no sample, or the user stopped it. `verification` prices nothing: what a new process measured
-    afterwards, some of it again and some between what `samples` hold, so that tables can say how far they are off.
+    point of the sweep has no sample, or the user stopped it. `capture_sizes` are the engine's: a verify pass of another
+    size runs padded to the next, though it may have been timed as it is. `verification` prices nothing: what a new
+    process measured afterwards, some of it again and some between what `samples` hold, so that tables can say how far
+    they are off.
     """
 
     schema: Literal["specplan.profile/1"] = PROFILE_SCHEMA

@@ -42,6 +42,7 @@ class MeasuredPoint:
     mode: Mode
     shape: StepShape
     k: int | None = None
+    feed_len: int | None = None  # tokens of each request in the first pass of a drafter's step
 
     @property
     def is_machinery(self) -> bool:
@@ -189,7 +190,7 @@ class ProfilePlan:
                 mode: Mode = "graph" if shape.num_tokens <= limit else "eager"
                 yield MeasuredPoint(model="verify", mode=mode, shape=replace(shape, lengths=lengths))
             for count in self.counts:
-                most = min(count * (1 + self.num_speculative_tokens), limit)
+                most = min(count * (1 + self.num_speculative_tokens), limit, self.max_num_batched_tokens)
                 for size in powers_of_two(count, most) if count <= most else ():
                     point = self.verify_point("eager", count, size, context_len)
                     yield self.with_lengths(point, lengths)
@@ -229,8 +230,7 @@ class ProfilePlan:
         if shape.layout != "multi-query" or shape.lengths not in self.lengths:
             return None
         if point.model == "draft":
-            narrow = self.draft_point(point.mode, shape.num_reqs, point.k or 0).shape.num_tokens
-            return "draft" if point.mode == "graph" and shape.num_tokens == narrow else None
+            return "draft" if point.mode == "graph" and point.feed_len == FEED_LEN else None
         if point.model != "verify":
             return None
         if shape.is_mixed:
@@ -267,7 +267,7 @@ class ProfilePlan:
     ) -> MeasuredPoint:
         tokens = num_reqs * (feed_len + max(0, k - 1))  # over all passes of the step
         shape = StepShape(num_reqs=num_reqs, num_tokens=tokens, context_len=context_len or self.drafting_context_len)
-        return MeasuredPoint(model="draft", mode=mode, shape=shape, k=k)
+        return MeasuredPoint(model="draft", mode=mode, shape=shape, k=k, feed_len=feed_len)
 
     def mixed_points(self, lengths: Lengths) -> Iterator[MeasuredPoint]:
         """Prompt tokens beside none, and beside verifying requests without drafts and with K each; ragged, with half of
@@ -314,6 +314,6 @@ class ProfilePlan:
 
     def machinery_point(self, model: Machinery, num_reqs: int) -> MeasuredPoint:
         """Of a step in which each request is offered K drafts."""
-        num_tokens = num_reqs * (1 + self.num_speculative_tokens)
-        shape = StepShape(num_reqs=num_reqs, num_tokens=num_tokens, context_len=self.contexts[0])
+        query_len = min(1 + self.num_speculative_tokens, self.max_num_batched_tokens // num_reqs)
+        shape = StepShape(num_reqs=num_reqs, num_tokens=num_reqs * query_len, context_len=self.contexts[0])
         return MeasuredPoint(model=model, mode="eager", shape=shape)

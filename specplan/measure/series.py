@@ -78,6 +78,7 @@ def sample_of(series: Series, stopped_by: StopReason) -> Sample:
     point = series.point
     return Sample(
         **fields_of(point),
+        feed_len=point.feed_len,
         executed_num_reqs=series.executed[0],
         executed_num_tokens=series.executed[1],
         warmup_ms=[price_ms(point, time) for time in series.warm_up],
@@ -91,7 +92,7 @@ def sample_of(series: Series, stopped_by: StopReason) -> Sample:
 def point_of(sample: Sample) -> MeasuredPoint:
     """The point that a sample is of; the inverse of `sample_of`."""
     assert sample.model != "host"
-    return MeasuredPoint(model=sample.model, mode=sample.mode, shape=sample.shape, k=sample.k)
+    return MeasuredPoint(model=sample.model, mode=sample.mode, shape=sample.shape, k=sample.k, feed_len=sample.feed_len)
 
 
 def failure_of(series: Series) -> Failure:

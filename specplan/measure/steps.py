@@ -217,7 +217,8 @@ class StepFactory:
 
     def draft_step(self, point: MeasuredPoint, k: int) -> ReadyStep:
         shape = point.shape
-        feed_len = shape.num_tokens // shape.num_reqs - max(0, k - 1)
+        feed_len = point.feed_len
+        assert feed_len is not None
         committed = [max(feed_len, length) for length in self.context_lens(shape)]
         passes = DraftPasses(self.draft, self.draft_cache, committed_lens=committed, k=k, feed_len=feed_len)
         feed_ids = self.random_tokens(self.draft, sum(passes.feed_lens))

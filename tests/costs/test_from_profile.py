@@ -58,9 +58,11 @@ def test_between_measured_requests(make_profile: MakeProfile) -> None:
     assert tables.verify_sources(3, 128)[4] == "i"
 
 
-def test_a_size_no_batch_so_small_was_measured_at_is_held_and_says_so(make_profile: MakeProfile) -> None:
+def test_a_size_no_batch_so_small_was_measured_at_is_as_much_cheaper_and_says_so(make_profile: MakeProfile) -> None:
+    """Of one request no step has over 4 tokens. A step of 3 requests has 12, and lies between 2 and 4."""
     tables = tables_from_profile(make_profile())
-    assert tables.verify_row(1, 128)[48] == tables.verify_row(4, 128)[48]
+    assert tables.verify_row(1, 128)[48] == 1.0 + 0.125 * 48 + 0.25 + 0.5 + 4.0
+    assert tables.verify_row(3, 128)[12] == 1.0 + 0.125 * 16 + 0.75 + 0.5
     assert tables.verify_sources(1, 128)[[8, 16, 48]].tolist() == ["x", "x", "x"]
     # Of 2 and 4 requests only 4 ran 16 tokens; a step of 3 that does lies between the two.
     assert tables.verify_sources(3, 128)[16] == "i"
@@ -224,7 +226,7 @@ def test_narrower_and_longer_than_the_profile(make_profile: MakeProfile) -> None
     assert tables.num_reqs == [1, 2, 3]
     assert tables.max_num_reqs == 3
     assert tables.verify_row(3, 128)[4] == 1.0 + 0.5 + 0.75 + 0.5
-    assert tables.verify_row(3, 128)[64] == 1.0 + 8.0 + 1.0 + 0.5 + 4.0
+    assert tables.verify_row(3, 128)[64] == 1.0 + 8.0 + 0.75 + 0.5 + 4.0
     assert "extrapolated" in codes(tables)
 
 

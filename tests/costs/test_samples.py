@@ -9,11 +9,10 @@ import pytest
 from specplan.costs.samples import (
     draft_points,
     draft_prefill_points,
-    fill_sheet,
-    hold_impossible,
     host_points,
     verify_points,
 )
+from specplan.costs.sheets import fill_sheet, hold_impossible
 from specplan.errors import ConfigError
 from specplan.files import Profile, Sample
 from specplan.files.tables import Source

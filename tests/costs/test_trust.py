@@ -48,7 +48,8 @@ def test_without_ragged_steps_nobody_knows(make_profile: Make) -> None:
 
 
 def draft_of(make_sample: Make, num_reqs: int, feed_len: int, k: int, repetitions: list[float]) -> Sample:
-    return make_sample("draft", "graph", num_reqs, num_reqs * (feed_len + k - 1), k, 128, repetitions)
+    tokens = num_reqs * (feed_len + k - 1)
+    return make_sample("draft", "graph", num_reqs, tokens, k, 128, repetitions, feed_len=feed_len)
 
 
 def test_a_wide_first_pass_is_compared_and_prices_nothing(make_profile: Make, make_sample: Make) -> None:

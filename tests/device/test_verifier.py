@@ -443,7 +443,7 @@ def test_profiled_shapes_are_what_the_tables_need() -> None:
         *((n, 8 * n) for n in (2, 4, 8, 16, 32, 64)),
     }
     past = {shape.num_tokens for shape in verifier.profiled_shapes([8, 64]) if shape.num_reqs == 64}
-    assert past == {64, 96, 128, 256, 512}
+    assert past == {64, 65, 96, 128, 256, 512}
     with pytest.raises(ConfigError, match="ascending"):
         verifier.profiled_shapes([])
 

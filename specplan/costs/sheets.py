@@ -1,0 +1,148 @@
+"""Costs at every measured size for every row, where not every row was measured at every size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplan.files.tables import Source
+
+__all__ = ["Sheet", "at_capture_sizes", "fill_sheet", "fill_verify_sheet", "hold_impossible"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A cost for every row at every measured size, and where it comes from."""
+
+    sizes: NDArray[np.int64]  # [S], ascending
+    ms: NDArray[np.float64]  # [R, S]
+    ci_ms: NDArray[np.float64]  # [R, S]
+    source: NDArray[np.uint8]  # [R, S] of Source
+
+
+def fill_sheet(
+    row: NDArray[np.int64],  # [P]
+    size: NDArray[np.int64],  # [P]
+    ms: NDArray[np.float64],  # [P]
+    ci_ms: NDArray[np.float64],  # [P]
+    *,
+    rows: NDArray[np.int64],  # [R], ascending
+) -> Sheet:
+    """Each size on its own: where a row was not measured, linear between the rows that were, held outside them."""
+    sizes = np.unique(size)
+    shape = (len(rows), len(sizes))
+    filled_ms, filled_ci, source = np.empty(shape), np.empty(shape), np.empty(shape, dtype=np.uint8)
+    for column, this in enumerate(sizes):
+        at = np.flatnonzero(size == this)
+        at = at[np.argsort(row[at])]
+        measured = row[at]
+        filled_ms[:, column] = np.interp(rows, measured, ms[at])
+        filled_ci[:, column] = np.interp(rows, measured, ci_ms[at])
+        inside = (rows > measured[0]) & (rows < measured[-1])
+        source[:, column] = np.where(inside, Source.INTERPOLATED, Source.EXTRAPOLATED)
+        source[np.isin(rows, measured), column] = Source.MEASURED
+    return Sheet(sizes=sizes, ms=filled_ms, ci_ms=filled_ci, source=source)
+
+
+def fill_verify_sheet(
+    row: NDArray[np.int64],  # [P], requests
+    size: NDArray[np.int64],  # [P], tokens
+    ms: NDArray[np.float64],  # [P]
+    ci_ms: NDArray[np.float64],  # [P]
+    *,
+    rows: NDArray[np.int64],  # [R], ascending
+    capture_limit: int,
+) -> Sheet:
+    """As `fill_sheet`, of a verify pass: the most tokens differ from row to row, and above the limit so do the sizes.
+
+    Above the limit, where nothing pads, a size within a row's own lies on the line between its own. Past its own last a
+    row goes on as the next larger one does, as much cheaper as it is there: of 32 requests no step has 33 x (1 + K)
+    tokens, and one of 33 lies between the two rows.
+    """
+    measured_rows = np.unique(row)
+    sheet = fill_sheet(row, size, ms, ci_ms, rows=measured_rows)
+    filled, source = sheet.ms, sheet.source
+    smooth = sheet.sizes > capture_limit
+    for r in range(len(measured_rows) - 1, -1, -1):
+        own = source[r] == Source.MEASURED
+        last = np.flatnonzero(own)[-1]
+        between = smooth & ~own & (np.arange(len(own)) < last)
+        if between.any() and (own & smooth).any():
+            x = sheet.sizes[own & smooth]
+            filled[r, between] = np.interp(sheet.sizes[between], x, filled[r, own & smooth])
+            sheet.ci_ms[r, between] = np.interp(sheet.sizes[between], x, sheet.ci_ms[r, own & smooth])
+            source[r, between] = Source.INTERPOLATED
+        beyond = np.arange(len(own)) > last
+        if r + 1 < len(measured_rows):
+            cheaper_ms = filled[r + 1, last] - filled[r, last]
+            filled[r, beyond] = np.maximum(filled[r + 1, beyond] - cheaper_ms, filled[r, last])
+            sheet.ci_ms[r, beyond] = sheet.ci_ms[r + 1, beyond]
+            source[r, beyond] = Source.EXTRAPOLATED
+    return _of_rows(sheet, measured_rows, rows)
+
+
+def _of_rows(sheet: Sheet, own: NDArray[np.int64], rows: NDArray[np.int64]) -> Sheet:
+    """Of others than the sheet's `own` rows: linear between them, held outside."""
+    if np.array_equal(own, rows):
+        return sheet
+    above = np.minimum(np.searchsorted(own, rows), len(own) - 1)
+    is_own = own[above] == rows
+    below = np.where(is_own, above, np.maximum(above - 1, 0))
+    worst = np.maximum(sheet.source[below], sheet.source[above])
+    more = np.where(is_own, Source.MEASURED, Source.INTERPOLATED)
+    return Sheet(
+        sizes=sheet.sizes,
+        ms=_interpolated(rows, own, sheet.ms.T).T,
+        ci_ms=_interpolated(rows, own, sheet.ci_ms.T).T,
+        source=np.maximum(worst, more[:, None]).astype(np.uint8),
+    )
+
+
+def hold_impossible(sheet: Sheet, rows: NDArray[np.int64]) -> Sheet:
+    """A pass of n requests has n tokens or more: fewer cost what the smallest it can have costs.
+
+    Filled from smaller batches instead, noise in them would be carried up by a running maximum.
+    """
+    first = np.minimum(np.searchsorted(sheet.sizes, rows), len(sheet.sizes) - 1)[:, None]
+    column = np.maximum(np.arange(len(sheet.sizes)), first)  # [R, S]
+    held = column > np.arange(len(sheet.sizes))
+    return Sheet(
+        sizes=sheet.sizes,
+        ms=np.take_along_axis(sheet.ms, column, 1),
+        ci_ms=np.take_along_axis(sheet.ci_ms, column, 1),
+        source=np.maximum(
+            np.take_along_axis(sheet.source, column, 1), np.where(held, Source.PADDED, Source.MEASURED)
+        ).astype(np.uint8),
+    )
+
+
+def at_capture_sizes(sheet: Sheet, capture_sizes: Sequence[int]) -> Sheet:
+    """The sheet of an engine that captures these sizes, from replays that were timed at others, unpadded: linear
+    between those, held outside them. Sizes above the largest are kept.
+    """
+    captured = np.array(capture_sizes)
+    replayed, above = sheet.sizes <= captured[-1], sheet.sizes > captured[-1]
+    x = sheet.sizes[replayed]
+    measured, outside = np.isin(captured, x), (captured < x[0]) | (captured > x[-1])
+    own = np.where(measured, Source.MEASURED, np.where(outside, Source.EXTRAPOLATED, Source.INTERPOLATED))
+    after = np.minimum(np.searchsorted(x, captured), len(x) - 1)
+    before = np.where(measured, after, np.maximum(after - 1, 0))
+    of_sheet = sheet.source[:, replayed]
+    worst = np.maximum(of_sheet[:, before], of_sheet[:, after])
+    return Sheet(
+        sizes=np.concatenate([captured, sheet.sizes[above]]),
+        ms=np.concatenate([_interpolated(captured, x, sheet.ms[:, replayed]), sheet.ms[:, above]], 1),
+        ci_ms=np.concatenate([_interpolated(captured, x, sheet.ci_ms[:, replayed]), sheet.ci_ms[:, above]], 1),
+        source=np.concatenate([np.maximum(worst, own), sheet.source[:, above]], 1).astype(np.uint8),
+    )
+
+
+def _interpolated(
+    at: NDArray[np.int64],  # [A]
+    x: NDArray[np.int64],  # [S]
+    values: NDArray[np.float64],  # [R, S]
+) -> NDArray[np.float64]:  # [R, A]
+    return np.array([np.interp(at, x, row) for row in values])
