@@ -186,6 +186,8 @@ def profiled_shapes(
         sizes = {size for size in (*capture_sizes, *tail) if count <= size <= most}
         if padded_size(most, capture_sizes) not in sizes:
             sizes.add(most)
+        if count > capture_sizes[-1]:
+            sizes.add(count)  # without drafts, past every graph
         pairs += [(count, size) for size in sorted(sizes)]
     return [StepShape(num_reqs=n, num_tokens=t, context_len=context_len) for n, t in pairs]
 
