@@ -26,7 +26,7 @@ class Calibration(StrEnum):
 
 def simulate(
     trace: Annotated[Path, typer.Argument(help="Trace to replay (.parquet or .jsonl).")],
-    tables: Annotated[Path, typer.Option(help="Cost tables that charge every step.")],
+    tables: Annotated[Path, typer.Option(help="Cost tables that charge every step, or a profile.")],
     planner_tables: Annotated[
         Path | None, typer.Option(help="Cost tables that the policy decides with. Default: those that charge.")
     ] = None,
@@ -64,7 +64,8 @@ def simulate(
 
     Example: specplan simulate trace.parquet --tables tables.json --policy adaptive --policy fixed:3 --concurrency 1,16
     """
-    from specplan.files import CostTables, Trace, require_writable
+    from specplan.cli.tables_file import read_tables
+    from specplan.files import Trace, require_writable
     from specplan.planning import parse_policy
     from specplan.report import deploy_sentence, simulation_notes, simulation_table, write_result
     from specplan.simulation import simulate as run_simulation
@@ -73,7 +74,7 @@ def simulate(
     concurrencies = parse_concurrencies(concurrency)
     if output is not None:
         require_writable(output, trace, tables, *filter(None, [planner_tables]))
-    charged = CostTables.read(tables)
+    charged = read_tables(tables)
     recorded = Trace.read(trace)
     if not policy and recorded.confidence is None:
         policies = [known for known in policies if not known.needs_confidence]
@@ -81,7 +82,7 @@ def simulate(
         result = run_simulation(
             recorded,
             tables=charged,
-            planner_tables=None if planner_tables is None else CostTables.read(planner_tables),
+            planner_tables=None if planner_tables is None else read_tables(planner_tables),
             policies=policies,
             concurrencies=concurrencies,
             k=num_speculative_tokens,

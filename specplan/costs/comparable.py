@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from msgspec import Struct
@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 
 from specplan.costs.samples import require_positive
 from specplan.costs.uncertainty import median_half_widths
-from specplan.files.profile import Profile, Sample
+from specplan.files.profile import Machinery, Profile, Sample
 from specplan.files.tables import CostTables, Source
 from specplan.shapes import Lengths
 
 __all__ = ["REGIONS", "Cost", "Costs", "Point", "Region", "costs_of"]
 
-Region = Literal["captured", "smooth", "mixed", "draft", "host", "draft-prefill"]
-REGIONS: Final[tuple[Region, ...]] = ("captured", "smooth", "mixed", "draft", "host", "draft-prefill")
+Region = Literal["captured", "smooth", "mixed", "draft", "host", "machinery", "draft-prefill"]
+REGIONS: Final[tuple[Region, ...]] = ("captured", "smooth", "mixed", "draft", "host", "machinery", "draft-prefill")
 # Of n repetitions all lie on one side of the true median with probability 2 / 2^n: below six, no interval is of 95%.
 _FEWEST = 6
+_TERMS: Final[dict[str, Machinery]] = {term: term for term in get_args(Machinery)}
 
 
 class Point(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,6 +37,7 @@ class Point(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_prefilling: int | None = None
     lengths: Lengths | None = None
     mode: Literal["graph", "eager"] | None = None
+    term: Machinery | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ def _region(sample: Sample, capture_limit: int, *, draft_mode: str) -> Region | 
         return "smooth" if sample.executed_num_tokens > capture_limit else None
     if sample.model in ("host", "draft-prefill"):
         return sample.model
-    return None
+    return "machinery" if sample.model in _TERMS else None
 
 
 def _point(sample: Sample) -> Point:
@@ -110,6 +112,7 @@ def _point(sample: Sample) -> Point:
         num_prefilling=sample.num_prefilling or None,
         lengths=sample.lengths,
         mode=sample.mode,
+        term=_TERMS.get(sample.model),
     )
 
 
@@ -128,6 +131,13 @@ def _of_tables(tables: CostTables) -> Iterator[tuple[tuple[Region, Point], Cost]
             yield ("draft", Point(num_reqs=size, k=k)), cost
     for size, cost in _measured(tables.overhead_ms, tables.overhead_source, tables.overhead_ci_ms):
         yield ("host", Point(num_reqs=size)), cost
+    if tables.machinery is not None:
+        for term, row, ci_row in zip(tables.machinery.terms, tables.machinery.ms, tables.machinery.ci_ms, strict=True):
+            for size in tables.num_reqs:
+                yield (
+                    ("machinery", Point(num_reqs=size, term=term)),
+                    Cost(ms=float(row[size]), ci_ms=float(ci_row[size])),
+                )
     prefill = tables.draft_prefill_ms, tables.draft_prefill_source, tables.draft_prefill_ci_ms
     for size, cost in _measured(*prefill):
         yield ("draft-prefill", Point(num_tokens=size)), cost

@@ -235,6 +235,7 @@ def _ways_of_measuring(old: Profile | CostTables, new: Profile | CostTables) -> 
             yield from _differing(aspect, getattr(old.environment, aspect), getattr(new.environment, aspect))
     if isinstance(old, CostTables) and isinstance(new, CostTables):
         yield from _differing("monotone", old.monotone, new.monotone)
+        yield from _differing("semantics", old.semantics, new.semantics)
 
 
 def _remarks(old: Profile | CostTables, new: Profile | CostTables) -> Iterator[Difference]:

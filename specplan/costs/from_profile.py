@@ -164,10 +164,15 @@ def tables_from_profile(
             feed_costs=feeds,
         )
     strata = strata_of(whole, tables)
+    as_run = (
+        tables
+        if semantics == "padded"
+        else msgspec.structs.replace(tables, verify_table_ms=padded.ms, verify_source=padded.source, semantics="padded")
+    )
     return msgspec.structs.replace(
         tables,
         error=msgspec.structs.replace(tables.error, strata=strata),
-        findings=[*tables.findings, *judge_limits(tables), *judge_verification(strata)],
+        findings=[*tables.findings, *judge_limits(as_run), *judge_verification(strata)],
     )
 
 

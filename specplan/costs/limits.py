@@ -34,26 +34,26 @@ def _above_limit(tables: CostTables) -> Iterator[Finding]:
     full = min(most * (1 + (tables.num_speculative_tokens or 0)), tables.max_num_tokens)
     if full <= limit:
         return
-    row = tables.verify_row(most, tables.contexts[-1])
-    jump = row[limit + 1] / row[limit] - 1
+    row, past = tables.verify_row(most, tables.contexts[-1]), _measured(tables)
+    first = int(min(past[past > limit], default=limit + 1))
+    jump = row[first] / row[limit] - 1
     what = f"a full batch of {most} requests, {full} tokens, is past the largest graph ({limit})"
-    if not (_measured(tables) > limit).any():
+    if not (past > limit).any():
         yield Finding(
             code="no-point-above-limit",
             severity="warning",
             place="verify",
             message=f"{what}, and nothing past it was measured: it is priced as if a graph held it",
-            hint=f"measure it: specplan profile --max-num-seqs {most} --max-num-batched-tokens {full}",
+            hint=f"measure it: specplan profile --max-num-seqs {most} --max-num-batched-tokens {2 * full}",
         )
         return
     yield Finding(
         code="above-capture-limit",
         severity="note",
         place="verify",
-        message=f"{what}: it runs eagerly, in {row[full]:.3g} ms; one token past the graph costs {jump:+.0%}",
-        hint=f"capture up to {padded_size(full, tables.capture_sizes)} tokens if memory allows, or trim below the "
-        "limit: "
-        "specplan check FILE --max-num-seqs N -k K",
+        message=f"{what}: it runs eagerly, in {row[full]:.3g} ms; {first} tokens cost {jump:+.0%} over the graph",
+        hint=f"capture up to {full} tokens if memory allows, or trim below the limit: specplan check FILE "
+        "--max-num-seqs N -k K",
     )
 
 

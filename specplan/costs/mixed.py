@@ -18,6 +18,7 @@ from specplan.files.tables import Finding, Monotone, RegionError
 
 __all__ = ["MixedPricing", "mixed_cells", "price_mixed"]
 
+_MOST_CELLS = 2**16  # of compositions: a grid of more is none
 Composition = tuple[int, int, int]  # context, verifying requests, drafts of each
 
 
@@ -43,9 +44,12 @@ def price_mixed(profile: Profile, monotone: Monotone) -> MixedPricing:
     counts = sorted({num_verifying for _, num_verifying, _ in rows})
     drafts = sorted({drafts for _, _, drafts in verifying}) or [0]
     needed = len(contexts) * len(drafts) * sum(count > 0 for count in counts) + (0 in counts)
-    short = [row for row, row_of in rows.items() if len(row_of.sizes) < 2]
-    if not verifying or needed > len(rows) or short:
-        return MixedPricing(costs=None, error=None, findings=[_too_few(needed, len(rows) - len(short), profile)])
+    rows = {each: row for each, row in rows.items() if len(row.sizes) > 1}
+    num_known = len(rows)
+    if needed <= _MOST_CELLS:
+        rows |= _full_steps(rows, list(product(contexts, counts, drafts)), profile.max_num_batched_tokens)
+    if not verifying or needed > len(rows):
+        return MixedPricing(costs=None, error=None, findings=[_too_few(needed, num_known, profile)])
     sizes = _sizes(list(rows.values()))
     compositions = [_composition(*each) for each in product(contexts, counts, drafts)]
     shape = (len(contexts), len(counts), len(drafts), len(sizes))
@@ -64,6 +68,27 @@ def price_mixed(profile: Profile, monotone: Monotone) -> MixedPricing:
         error=summarise(np.concatenate(errors), LEAVE_ONE_OUT),
         findings=list(_failed(profile)),
     )
+
+
+def _full_steps(
+    rows: dict[Composition, _Row],
+    grid: Sequence[Composition],
+    most_tokens: int,
+) -> dict[Composition, _Row]:
+    """Rows of those that fill a step, and leave room for fewer than two prompt tokens. No step runs them: the nearest
+    with fewer drafts, or else requests, stands in their place."""
+    found: dict[Composition, _Row] = {}
+    for context, num_verifying, drafts in grid:
+        missing = _composition(context, num_verifying, drafts) not in rows
+        if missing and num_verifying and most_tokens - num_verifying * (1 + drafts) < 2:
+            smaller = [
+                each
+                for each in rows
+                if each[0] == context and each[1] <= num_verifying and each[2] <= drafts and each[1]
+            ]
+            if smaller:
+                found[context, num_verifying, drafts] = rows[max(smaller, key=lambda each: each[1:])]
+    return found
 
 
 def rising(ms: NDArray[np.float64]) -> NDArray[np.float64]:  # [C, V, D, P], as is the result

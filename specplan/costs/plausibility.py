@@ -15,8 +15,8 @@ __all__ = ["judge_plausibility", "outliers"]
 
 _OUTLIER = 1.25  # times the dearer neighbour, or under the cheaper one by that
 _MANY_CONTEXTS, _MORE_THAN_SIZES = 4, 2
-_SLOWEST_MS = 2_000.0  # of the smallest verify pass: no one serves a model that takes longer
-_FASTEST_MS = 0.1  # of the largest: a dozen kernel launches
+# Of the smallest verify pass: no one serves a model that takes longer, and a dozen kernel launches take as long.
+_SLOWEST_MS, _FASTEST_MS = 500.0, 0.1
 _WARM_UP = 1.5  # times the median of the rest, and more than any of them
 _FEWEST = 5  # repetitions, or nobody can tell the first from the rest
 _MANY_WARM = 0.2  # of the samples; a first repetition is the slowest now and then
@@ -97,7 +97,7 @@ def _unit(profile: Profile) -> Iterator[Finding]:
     if not medians_ms:
         return
     smallest, largest = min(medians_ms), max(medians_ms)
-    guess = "microseconds" if smallest > _SLOWEST_MS else "seconds" if largest < _FASTEST_MS else None
+    guess = "microseconds" if smallest > _SLOWEST_MS else "seconds" if smallest < _FASTEST_MS else None
     if guess is not None:
         yield Finding(
             code="implausible-unit",

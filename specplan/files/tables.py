@@ -202,9 +202,15 @@ class CostTables(
                 "plan for a drafter that takes the last tokens alone (--drafter-input last), or measure it: specplan "
                 "profile",
             )
+        return self._by_num_reqs([costs.ms_per_token for costs in self.feed_costs])
+
+    def feed_ci_ms(self) -> NDArray[np.float64]:  # [max_num_reqs + 1]
+        """Half-width of the 95% interval of each of `feed_ms`, at most."""
+        return self._by_num_reqs([costs.ci_ms_per_token for costs in self.feed_costs])
+
+    def _by_num_reqs(self, of_feeds: Sequence[float]) -> NDArray[np.float64]:  # [max_num_reqs + 1]
         counts = [costs.num_reqs for costs in self.feed_costs]
-        slopes = [costs.ms_per_token for costs in self.feed_costs]
-        by_count = np.interp(np.arange(self.max_num_reqs + 1), counts, slopes)
+        by_count: NDArray[np.float64] = np.interp(np.arange(self.max_num_reqs + 1), counts, of_feeds)
         return by_count
 
     def step_overhead_ms(self, *, has_budget: bool) -> NDArray[np.float64]:  # [max_num_reqs + 1]

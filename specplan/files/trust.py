@@ -57,11 +57,11 @@ class HeldOutError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ragged: RegionError | None = None  # of the price of even steps, where ragged ones were timed beside them
     strata: list[Stratum] = []  # of a verification; none where there was none
 
-    @property
-    def known_to(self) -> float | None:
-        """The worst MAPE that is known of the captured region: repetitions, a new process, sizes between."""
-        verified = [stratum.error.mape for stratum in self.strata if stratum.region == "captured" and stratum.is_whole]
-        return max([*verified, *([self.captured.mape] if self.captured is not None else [])], default=None)
+    def known_to(self, region: Literal["captured", "smooth", "mixed", "draft"]) -> float | None:
+        """The worst MAPE that is known of a region: of its repetitions or lines, and of what a new process found."""
+        verified = [stratum.error.mape for stratum in self.strata if stratum.region == region and stratum.is_whole]
+        own: RegionError | None = getattr(self, region)
+        return max([*verified, *([] if own is None else [own.mape])], default=None)
 
 
 class AdditiveFit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,7 +108,16 @@ class FeedCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Of the first pass, past the narrow one; 0 where the two differ by no more than 2%, or within the noise."""
         if self.is_too_close_to_call or abs(self.ratio - 1) <= WORTH_AN_AXIS:
             return 0.0
-        return max(self.wide_ms - self.narrow_ms, 0.0) / (self.num_reqs * (self.wide_len - self.narrow_len))
+        return max(self.wide_ms - self.narrow_ms, 0.0) / self.num_more_tokens
+
+    @property
+    def ci_ms_per_token(self) -> float:
+        """Half-width of the interval of `ms_per_token`, if both medians erred together."""
+        return (self.wide_ci_ms + self.narrow_ci_ms) / self.num_more_tokens
+
+    @property
+    def num_more_tokens(self) -> int:
+        return self.num_reqs * (self.wide_len - self.narrow_len)
 
 
 class LayoutCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -53,5 +53,5 @@ def judge_choices(tables: CostTables) -> Iterator[Finding]:
             message=f"{len(guessed)} of {tried} budgets rest on costs that were not measured: with {num_reqs} "
             "requests and "
             f"confidences of {confidence}, a step of {chosen} tokens",
-            hint=f"measure that far: specplan profile --max-num-seqs {num_reqs} --max-num-batched-tokens {chosen}",
+            hint=f"measure that far: specplan profile --max-num-seqs {num_reqs} --max-num-batched-tokens {2 * chosen}",
         )

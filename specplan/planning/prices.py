@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from specplan.files.tables import CostTables
     from specplan.planning import Policy
 
-__all__ = ["DrafterInput", "MixedPrices", "StepPrices", "StepSize", "VerifyPrices"]
+__all__ = ["DrafterInput", "MixedPrices", "Region", "StepPrices", "StepSize", "VerifyPrices"]
 
 DrafterInput = Literal["last", "step"]
+Region = Literal["captured", "smooth", "mixed"]
+_FAR = 2.0  # times the longest context that was measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +35,8 @@ class VerifyPrices:
     verify_ms: NDArray[np.float64]  # [C, max_num_reqs + 1, max_num_tokens + 1]
     extrapolated: NDArray[np.bool_]  # [C, max_num_reqs + 1, max_num_tokens + 1]
     context_ms: float = 0.0
+    furthest_context: float = math.inf  # past which a step counts as extrapolated
+    capture_limit: int = 0  # in tokens
 
     @classmethod
     def from_tables(
@@ -58,7 +63,14 @@ class VerifyPrices:
             for n in range(1, max_num_reqs + 1):
                 verify_ms[c, n] = tables.verify_row(n, context)[: num_tokens + 1]
                 extrapolated[c, n] = (tables.verify_sources(n, context) == "x")[: num_tokens + 1]
-        return cls(contexts=contexts, verify_ms=verify_ms, extrapolated=extrapolated, context_ms=tables.context_ms)
+        return cls(
+            contexts=contexts,
+            verify_ms=verify_ms,
+            extrapolated=extrapolated,
+            context_ms=tables.context_ms,
+            furthest_context=_FAR * contexts[-1] if contexts[-1] > 0 else math.inf,
+            capture_limit=tables.capture_limit,
+        )
 
     def half_widths(self, tables: CostTables) -> VerifyPrices:
         """Of the 95% intervals of these costs."""
@@ -214,20 +226,37 @@ class StepPrices:
             policy=policy,
             num_speculative_tokens=num_speculative_tokens,
         )
-        if drafter_input == "last" or not policy.loads_drafter or tables.draft_ks is None:
-            return prices
-        return replace(prices, feed_ms=tables.feed_ms(), feed_len=tables.feed_costs[0].narrow_len)
+        return prices._fed(tables, tables.feed_ms, policy, drafter_input)
+
+    def _fed(
+        self,
+        tables: CostTables,
+        feed_ms: Callable[[], NDArray[np.float64]],
+        policy: Policy,
+        drafter_input: DrafterInput,
+    ) -> StepPrices:
+        """With what a drafter pays whose first pass takes the whole step; where drafting is free, it pays nothing."""
+        if drafter_input == "last" or not policy.loads_drafter or not tables.draft_table_ms.any():
+            return self
+        return replace(self, feed_ms=feed_ms(), feed_len=tables.feed_costs[0].narrow_len)
 
     @classmethod
     def half_widths(
-        cls, verify: VerifyPrices, tables: CostTables, *, policy: Policy, num_speculative_tokens: int
+        cls,
+        verify: VerifyPrices,
+        tables: CostTables,
+        *,
+        policy: Policy,
+        num_speculative_tokens: int,
+        drafter_input: DrafterInput = "last",
     ) -> StepPrices:
         """Of the 95% intervals of the costs that `from_tables` holds; 0 where nobody knows. `verify` is of costs too.
 
-        What a step adds up is the interval of its cost if all that it rests on erred together, which is the most.
+        What a step adds up is the interval of its cost if all that it rests on erred together, which is the most. A
+        context past the longest measured has no interval: such a step counts as extrapolated.
         """
         prefill_ci_ms = tables.draft_prefill_ci_ms
-        return cls._assemble(
+        half_widths = cls._assemble(
             verify.half_widths(tables),
             tables,
             mixed_ms=None if tables.mixed is None else tables.mixed.ci_ms,
@@ -237,6 +266,7 @@ class StepPrices:
             policy=policy,
             num_speculative_tokens=num_speculative_tokens,
         )
+        return half_widths._fed(tables, tables.feed_ci_ms, policy, drafter_input)
 
     @classmethod
     def _assemble(
@@ -300,7 +330,20 @@ class StepPrices:
     def step_ms(self, size: StepSize, *, num_drafts: int, k: int) -> float:
         return self.drafting_ms(size, k) + self.target_ms(size, num_drafts) + self.fixed_ms(size)
 
+    def region_of(self, size: StepSize, num_drafts: int) -> Region:
+        """Which costs the target's pass of a step is charged by."""
+        if self._mixed(size) is not None:
+            return "mixed"
+        num_tokens = size.num_non_draft_tokens + num_drafts
+        return "captured" if num_tokens <= self.verify.capture_limit else "smooth"
+
+    def draft_total_ms(self, size: StepSize, k: int) -> float:
+        """What the drafter takes of a step: drafting, and its pass over the prompts."""
+        return self.drafting_ms(size, k) + float(self.draft_prefill_ms[size.num_prompt_tokens])
+
     def is_extrapolated(self, size: StepSize, num_drafts: int) -> bool:
+        if size.num_verifying and size.context_len > self.verify.furthest_context:
+            return True
         mixed = self._mixed(size)
         if mixed is not None:
             return mixed.is_extrapolated(size.num_verifying, size.num_prompt_tokens, num_drafts)

@@ -21,6 +21,7 @@ _NAMES: Final[dict[Region, str]] = {
     "mixed": "mixed",
     "draft": "draft",
     "host": "host",
+    "machinery": "machinery",
     "draft-prefill": "drafter prefill",
 }
 _VERDICTS: Final[tuple[Verdict, ...]] = ("slower", "faster", "same", "too close to call", "undecided")

@@ -91,10 +91,10 @@ def simulation_notes(result: SimulationResult) -> list[str]:
     )
     if result.num_resamples:
         errors = sorted(policy.cost_error for policy in result.policies)
-        span = f"{errors[0]:.1%}" if errors[0] == errors[-1] else f"{errors[0]:.1%} to {errors[-1]:.1%}"
+        span = " to ".join(dict.fromkeys(f"{error:.1%}" for error in (errors[0], errors[-1])))
         known = (
             "the error of the costs is unknown"
-            if result.tables.held_out_error is None
+            if all(policy.unknown_share >= 1 - _MENTIONED for policy in result.policies)
             else f"widened by what is known of the costs of each policy's steps, {span}"
         )
         notes.append(f"intervals from {result.num_resamples} draws of the requests; {known}")
@@ -195,6 +195,14 @@ def _reasons_to_wait(result: SimulationResult) -> list[str]:
     error = result.tables.held_out_error
     if error is not None and error > _UNSURE:
         reasons.append(f"the costs did not repeat (held-out error {error:.0%}; measure again on a quiet machine)")
+    unknown = max(policy.unknown_share for policy in result.policies)
+    if unknown > _UNSURE:
+        reasons.append(
+            f"nobody knows how far the costs are off that make up to {unknown:.0%} of the time (measure with "
+            "--verify-error, or import repetitions)"
+        )
+    if result.tables.is_draft_free and any(advice.policy != "none" for advice in result.recommendations):
+        reasons.append("drafting is priced at nothing, which is right for an n-gram drafter alone")
     if result.tables.is_incomplete:
         reasons.append("the profile behind the costs is incomplete")
     if result.is_approximate:

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from specplan.files.tables import CostTables
 from specplan.planning import Policy
 from specplan.simulation.replay import ReplayTotals
 from specplan.simulation.result import Gain, PolicyResult, Recommendation
 
-__all__ = ["PolicyReplays", "gain_over", "policy_result", "recommend"]
+__all__ = ["CostErrors", "PolicyReplays", "gain_over", "policy_result", "recommend"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostErrors:
+    """The worst error known of each region of the tables that a policy is charged by; None where nobody knows."""
+
+    captured: float | None = None
+    smooth: float | None = None
+    mixed: float | None = None
+    draft: float | None = None
+
+    @classmethod
+    def of_tables(cls, tables: CostTables, policy: Policy) -> CostErrors:
+        """Steps of a policy with a budget are ragged, and off by that too. A drafter that costs nothing is known."""
+        error = tables.error
+        ragged = error.ragged.mape if policy.has_budget and error.ragged is not None else None
+        is_free = not tables.draft_table_ms.any()
+        return cls(
+            captured=max((each for each in (error.known_to("captured"), ragged) if each is not None), default=None),
+            smooth=error.known_to("smooth"),
+            mixed=error.known_to("mixed"),
+            draft=0.0 if is_free else error.known_to("draft"),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,7 +46,7 @@ class PolicyReplays:
     concurrency: int
     totals: ReplayTotals
     resampled: Sequence[ReplayTotals]  # [num_resamples]
-    held_out_error: float = 0.0  # of the tables that it was charged by, where steps are as this policy's
+    errors: CostErrors
 
     @property
     def tokens_per_s(self) -> float:
@@ -30,12 +54,25 @@ class PolicyReplays:
 
     @property
     def cost_error(self) -> float:
-        """How well the time that the replay took is known, as a share of it.
+        """How well the time that the replay took is known, as a share of it, as far as anyone knows.
 
-        Cells of the tables are off by the held-out error on average, and by the intervals of the medians that they rest
-        on: no replay is known to better than the larger of the two.
+        Cells of the tables are off by their region's error on average, and by the intervals of the medians that they
+        rest on: no replay is known to better than the larger of the two.
         """
-        return max(self.held_out_error, self.totals.ci_ms / self.totals.time_ms)
+        known = sum((share * error for share, error in self._shares() if error is not None), 0.0)
+        return max(known, self.totals.ci_ms / self.totals.time_ms)
+
+    @property
+    def unknown_share(self) -> float:
+        """Of the time, what is charged by costs whose error nobody knows."""
+        return sum((share for share, error in self._shares() if error is None), 0.0)
+
+    def _shares(self) -> Iterator[tuple[float, float | None]]:
+        """Of the time, what each region is charged for, and the region's error."""
+        for region in ("captured", "smooth", "mixed", "draft"):
+            share = getattr(self.totals, f"{region}_ms") / self.totals.time_ms
+            if share > 0:
+                yield share, getattr(self.errors, region)
 
 
 def tokens_per_s(totals: ReplayTotals) -> float:
@@ -75,6 +112,7 @@ def policy_result(replays: PolicyReplays, baseline: PolicyReplays, *, lag: int) 
         num_requests=totals.num_finished,
         extrapolated_share=totals.num_extrapolated / totals.num_steps,
         cost_error=replays.cost_error,
+        unknown_share=replays.unknown_share,
     )
 
 

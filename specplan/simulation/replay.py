@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specplan.planning import EmaController, Policy, admit_by_survival, choose_draft_budget, survival_probability
-from specplan.planning.prices import StepPrices, StepSize
+from specplan.planning.prices import Region, StepPrices, StepSize
 from specplan.simulation.scheduler import ClosedLoop, RunningRequest, ScheduledStep, num_to_finish
 
 if TYPE_CHECKING:
@@ -123,6 +123,9 @@ class StepRecord:
     num_verify_outputs: int  # of which from verifying requests
     cost_ms: float
     ci_ms: float  # half-width of the cost's interval; 0 where the case has none
+    target_ms: float  # of the cost
+    draft_ms: float  # of the cost, the drafter's pass over prompts included
+    region: Region  # that the target's pass is charged by
     is_extrapolated: bool
     finished_tpot_ms: tuple[float | None, ...]  # per request finished; None where the output was one token
 
@@ -159,6 +162,10 @@ class ReplayTotals:
     num_extrapolated: int  # steps
     time_ms: float
     ci_ms: float  # half-widths of the costs' 95% intervals, summed: as if all of them erred together
+    captured_ms: float  # of the time the target's passes, by what they are charged by
+    smooth_ms: float
+    mixed_ms: float
+    draft_ms: float  # and the drafter's
     tpot_ms_sum: float
     num_tpot: int
 
@@ -180,6 +187,10 @@ def replay(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
         num_extrapolated=sum(step.is_extrapolated for step in steps),
         time_ms=_sum_in_order([step.cost_ms for step in steps]),
         ci_ms=_sum_in_order([step.ci_ms for step in steps]),
+        captured_ms=_sum_in_order([step.target_ms for step in steps if step.region == "captured"]),
+        smooth_ms=_sum_in_order([step.target_ms for step in steps if step.region == "smooth"]),
+        mixed_ms=_sum_in_order([step.target_ms for step in steps if step.region == "mixed"]),
+        draft_ms=_sum_in_order([step.draft_ms for step in steps]),
         tpot_ms_sum=_sum_in_order(timed),
         num_tpot=len(timed),
     )
@@ -246,6 +257,9 @@ def replay_steps(case: ReplayCase, loop: ClosedLoop) -> Iterator[StepRecord]:
             num_verify_outputs=num_verify_outputs,
             cost_ms=cost_ms,
             ci_ms=0.0 if half_widths is None else half_widths.step_ms(size, num_drafts=num_drafts, k=k),
+            target_ms=case.prices.target_ms(size, num_drafts),
+            draft_ms=case.prices.draft_total_ms(size, k),
+            region=case.prices.region_of(size, num_drafts),
             is_extrapolated=case.prices.is_extrapolated(size, num_drafts),
             finished_tpot_ms=tuple(finished_tpot_ms),
         )

@@ -32,7 +32,7 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
     workload, prices, planner = case.workload, case.prices, case.planner_prices
     half_widths = prices if case.half_widths is None else case.half_widths
     fewest = fewest_drafts(case.num_drafts) if case.is_ema else case.num_drafts
-    counts, time_ms, ci_ms, tpot_ms_sum = _replay(
+    counts, time_ms, ci_ms, by_region_ms, draft_ms, tpot_ms_sum = _replay(
         order,
         num_to_finish(workload.num_requests, case.concurrency),
         workload.accepted_len,
@@ -68,21 +68,26 @@ def replay_fast(case: ReplayCase, order: NDArray[np.int64]) -> ReplayTotals:
         num_extrapolated=guessed,
         time_ms=time_ms,
         ci_ms=ci_ms,
+        captured_ms=float(by_region_ms[0]),
+        smooth_ms=float(by_region_ms[1]),
+        mixed_ms=float(by_region_ms[2]),
+        draft_ms=draft_ms,
         tpot_ms_sum=tpot_ms_sum,
         num_tpot=num_tpot,
     )
 
 
-def _target_arrays(prices: StepPrices) -> tuple[NDArray[np.float64], NDArray[np.float64], float, Any, Any]:
-    """Of VerifyPrices, what a wide first pass of the drafter adds, then of MixedPrices: their axes and costs, no costs
-    where there are none."""
+def _target_arrays(prices: StepPrices) -> tuple[NDArray[np.float64], NDArray[np.float64], Any, Any, Any]:
+    """Of VerifyPrices, and what is past its axes; what a wide first pass of the drafter adds; then of MixedPrices their
+    axes and costs, no costs where there are none."""
     verify, mixed = prices.verify, prices.mixed
     if mixed is None:
         grid = (*(np.zeros(1) for _ in range(4)), np.zeros((0, 1, 1, 1)))
     else:
         grid = (mixed.contexts, mixed.num_verifying, mixed.drafts, mixed.prompt_tokens, mixed.ms)
     feed_ms = np.zeros(0) if prices.feed_ms is None else prices.feed_ms
-    return verify.contexts, verify.verify_ms, float(verify.context_ms), (feed_ms, prices.feed_len), grid
+    beyond = (float(verify.context_ms), verify.furthest_context, verify.capture_limit)
+    return verify.contexts, verify.verify_ms, beyond, (feed_ms, prices.feed_len), grid
 
 
 @compiled
@@ -131,7 +136,8 @@ def _replay(
     num_running = num_taken = 0
     steps = verify_steps = finished = outputs = verifying_sum = verify_outputs = 0
     admitted_sum = accepted_sum = extrapolated_steps = num_tpot = 0
-    now_ms = ci_ms = tpot_ms_sum = ratio = 0.0
+    now_ms = ci_ms = draft_sum_ms = tpot_ms_sum = ratio = 0.0
+    by_region_ms = np.zeros(3)  # captured, smooth, mixed
     drafts = k  # at hand, per request
     has_ratio = False
 
@@ -209,6 +215,9 @@ def _replay(
                 drafts = min(drafts + 1, k)
 
         now_ms += _step_ms(target_ms, target, others, size, drafts, budget, num_sampling)
+        by_region_ms[_region(target, size, budget)] += target_ms[budget]
+        draft_ms = others[0][drafts, num_sampling] if num_sampling > 0 else 0.0
+        draft_sum_ms += draft_ms + others[2][prompt_tokens]
         if sums_half_widths:
             ci_ms += _step_ms(target_ms, half_target, half_others, size, drafts, budget, num_sampling)
         extrapolated_steps += _is_extrapolated(target, extrapolated, size, budget)
@@ -250,7 +259,7 @@ def _replay(
         extrapolated_steps,
         num_tpot,
     )
-    return counts, now_ms, ci_ms, tpot_ms_sum
+    return counts, now_ms, ci_ms, by_region_ms, draft_sum_ms, tpot_ms_sum
 
 
 @compiled
@@ -306,11 +315,9 @@ def _best_budget(
 @compiled
 def _fill_target_ms(row: Any, target: Any, size: Any, first: int, last: int) -> None:
     """StepPrices.target_row with `first` to `last` drafts in all, at these places of `row`."""
-    contexts, verify_ms, context_ms, (feed_ms, feed_len), (mixed_contexts, verifying, drafts, prompts, mixed_ms) = (
-        target
-    )
+    contexts, verify_ms, beyond, (feed_ms, feed_len), (mixed_contexts, verifying, drafts, prompts, mixed_ms) = target
     num_reqs, num_verifying, prompt_tokens, context_len = size
-    beyond_ms = context_ms * (num_verifying * max(context_len - contexts[-1], 0.0))
+    beyond_ms = beyond[0] * (num_verifying * max(context_len - contexts[-1], 0.0))
     if prompt_tokens > 0 and len(mixed_ms) > 0:
         by_drafts = _by_drafts(mixed_contexts, verifying, prompts, mixed_ms, size)
         for budget in range(first, last + 1):
@@ -357,10 +364,22 @@ def _by_drafts(contexts: Any, verifying: Any, prompts: Any, mixed_ms: Any, size:
 
 
 @compiled
+def _region(target: Any, size: Any, budget: int) -> Any:
+    """StepPrices.region_of, as its place among captured, smooth and mixed."""
+    _, _, beyond, _, (_, _, _, _, mixed_ms) = target
+    _, num_verifying, prompt_tokens, _ = size
+    if prompt_tokens > 0 and len(mixed_ms) > 0:
+        return 2
+    return 0 if num_verifying + prompt_tokens + budget <= beyond[2] else 1
+
+
+@compiled
 def _is_extrapolated(target: Any, extrapolated: Any, size: Any, budget: int) -> Any:
     """StepPrices.is_extrapolated."""
-    contexts, _, _, _, (_, verifying, drafts, prompts, mixed_ms) = target
+    contexts, _, beyond, _, (_, verifying, drafts, prompts, mixed_ms) = target
     num_reqs, num_verifying, prompt_tokens, context_len = size
+    if num_verifying > 0 and context_len > beyond[1]:
+        return True
     if prompt_tokens > 0 and len(mixed_ms) > 0:
         inside = verifying[0] <= num_verifying <= verifying[-1] and prompts[0] <= prompt_tokens <= prompts[-1]
         return not (inside and num_verifying * drafts[0] <= budget <= num_verifying * drafts[-1])

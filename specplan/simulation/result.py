@@ -20,9 +20,9 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens per second of one policy over another's, minus 1.
 
     The interval covers which requests were drawn (95%, paired bootstrap) and is widened by what is known of the costs:
-    the tables' own held-out error (for a policy with a budget that of ragged steps too), or the intervals of the cells
-    that the steps were charged, whichever is wider. It is null where nothing was resampled, as in a trace of few
-    requests: then nothing is decided.
+    the tables' errors, region by region as the time goes (for a policy with a budget that of ragged steps too), or the
+    intervals of the cells that the steps were charged, whichever is wider. It is null where nothing was resampled, as
+    in a trace of few requests: then nothing is decided.
     """
 
     estimate: float
@@ -55,7 +55,8 @@ class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     num_requests: int  # finished
     extrapolated_share: float  # of steps, those whose verify cost lies outside what was measured
-    cost_error: float  # how well the time charged is known, as a share of it; see `Gain`
+    cost_error: float  # how well the time charged is known, as a share of it and as far as anyone knows; see `Gain`
+    unknown_share: float  # of the time charged, that of costs whose error nobody knows
 
 
 class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +80,7 @@ class TablesUsed(msgspec.Struct, frozen=True, kw_only=True):
     draft: str | None
     warnings: list[str]
     held_out_error: float | None  # the worst MAPE known of the captured region, a fraction
+    is_draft_free: bool  # drafting costs nothing
     is_incomplete: bool  # points or capture sizes are missing from the profile
 
 

@@ -18,7 +18,7 @@ from specplan.files.trace import Trace
 from specplan.planning import CalibrationReport, Policy, cross_fit_confidence, parse_policy
 from specplan.planning.prices import DrafterInput, StepPrices, VerifyPrices
 from specplan.simulation.bindings import bind
-from specplan.simulation.comparison import PolicyReplays, policy_result, recommend
+from specplan.simulation.comparison import CostErrors, PolicyReplays, policy_result, recommend
 from specplan.simulation.replay import ReplayCase, ReplayTotals, Workload
 from specplan.simulation.result import CalibrationMode, SimulationResult, TablesUsed
 
@@ -98,7 +98,9 @@ def simulate(
             confidence=signals.confidence,
             lag=lag,
             prices=step_prices(charged, tables, policy),
-            half_widths=StepPrices.half_widths(charged, tables, policy=policy, num_speculative_tokens=num_drafts),
+            half_widths=StepPrices.half_widths(
+                charged, tables, policy=policy, num_speculative_tokens=num_drafts, drafter_input=drafter_input
+            ),
             planner_prices=step_prices(believed, planner, policy),
         )
 
@@ -110,7 +112,7 @@ def simulate(
             concurrency=concurrency,
             totals=totals,
             resampled=resampled,
-            held_out_error=_held_out_error(tables, policy),
+            errors=CostErrors.of_tables(tables, policy),
         )
         for (policy, concurrency), (totals, *resampled) in _replay_all(cases, orders, on_progress).items()
     }
@@ -201,15 +203,10 @@ def _tables_used(tables: CostTables) -> TablesUsed:
         target=None if tables.target is None else tables.target.name,
         draft=None if tables.draft is None else tables.draft.name,
         warnings=[finding.message for finding in tables.findings if finding.severity == "warning"],
-        held_out_error=tables.error.known_to,
+        held_out_error=tables.error.known_to("captured"),
+        is_draft_free=not tables.draft_table_ms.any(),
         is_incomplete=any(finding.code == "incomplete-profile" for finding in tables.findings),
     )
-
-
-def _held_out_error(tables: CostTables, policy: Policy) -> float:
-    """Of the steps that a policy takes: those of a budget are ragged. 0 where nothing is known."""
-    ragged = tables.error.ragged if policy.has_budget else None
-    return max(tables.error.known_to or 0.0, 0.0 if ragged is None else ragged.mape)
 
 
 def _orders(num_requests: int, num_resamples: int, seed: int) -> list[NDArray[np.int64]]:

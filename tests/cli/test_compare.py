@@ -63,7 +63,7 @@ def test_json_is_the_same_answer(run: Run, write: Callable[..., Path]) -> None:
     told = json.loads(result.stdout)
     assert (told["schema"], told["kind"], told["margin"]) == ("specplan.comparison/1", "profiles", 0.01)
     assert [region["region"] for region in told["regions"]] == [
-        "captured", "smooth", "mixed", "draft", "host", "draft-prefill",
+        "captured", "smooth", "mixed", "draft", "host", "machinery", "draft-prefill",
     ]  # fmt: skip
     assert {region["verdict"] for region in told["regions"]} == {"slower"}
     point = told["regions"][0]["points"][0]

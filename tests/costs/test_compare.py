@@ -231,7 +231,7 @@ class TestWhatIsCompared:
         profile = make_profile_of_every_region()
         more = msgspec.structs.replace(profile, samples=[*profile.samples, *extra])
         assert costs_of(more) == costs_of(profile)
-        assert [len(points) for points in costs_of(of_samples(*extra)).values()] == [0, 0, 0, 1, 0, 0]
+        assert [len(points) for points in costs_of(of_samples(*extra)).values()] == [0, 0, 0, 1, 0, 0, 0]
 
     def test_points_of_another_mode_or_shape_are_others(self) -> None:
         """A drafter that could not be captured any more is not held against the one that was."""

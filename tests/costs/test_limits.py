@@ -32,7 +32,7 @@ def test_what_nobody_measured_past_it_is_a_warning(make_profile: Make) -> None:
     assert "above-capture-limit" not in found
     finding = found["no-point-above-limit"]
     assert finding.severity == "warning"
-    assert finding.hint.endswith("--max-num-seqs 4 --max-num-batched-tokens 32")
+    assert finding.hint.endswith("--max-num-seqs 4 --max-num-batched-tokens 64")
 
 
 def test_within_the_limit_nothing_is_said(make_profile: Make) -> None:

@@ -185,3 +185,16 @@ def test_a_time_that_is_none_is_named(make_profile: Make, make_sample: Make) -> 
     bad = make_sample("verify", "eager", 1, 16, None, 0, [-1.0], num_prefilling=1, num_prompt_tokens=16)
     with pytest.raises(ConfigError, match=r"samples\[\d+\]\.repetitions_ms\[0\]: expected a positive finite"):
         price_mixed(make_profile(extra=[bad]), "none")
+
+
+def test_a_composition_that_fills_a_step_ends_no_grid(make_profile: Make, mixed_samples: Make) -> None:
+    """4 requests with 3 drafts each bring 16 tokens, all that a step holds: no prompt fits, and nothing runs there."""
+    some = [s for s in mixed_samples() if (s.shape.num_verifying, s.shape.num_drafts) != (4, 12)]
+    full = msgspec.structs.replace(make_profile(extra=some), max_num_batched_tokens=16)
+    found = price_mixed(full, "none")
+    assert found.findings == []
+    assert found.costs is not None
+    assert found.costs.ms.shape == (2, 3, 2, 3)
+    assert np.array_equal(found.costs.ms[:, 2, 1], found.costs.ms[:, 2, 0])
+    lacking = msgspec.structs.replace(full, max_num_batched_tokens=64)
+    assert [finding.code for finding in price_mixed(lacking, "none").findings] == ["mixed-too-few"]

@@ -102,6 +102,39 @@ def test_a_drafter_that_takes_the_whole_step_pays_for_its_drafts(
     assert none.feed_ms is None
 
 
+def test_a_wide_first_pass_widens_the_interval(make_profile: Make, make_sample: Make) -> None:
+    """Of two medians, each 4 to 5 ms apart by 0.1: their half-widths over the two tokens that are more."""
+    own = [sample for sample in make_profile().samples if sample.model != "draft" or sample.k != 3]
+    feeds = [draft_of(make_sample, 1, feed, 3, [feed - 0.1, feed, feed + 0.1] * 7) for feed in (2, 4)]
+    tables = tables_from_profile(msgspec.structs.replace(make_profile(), samples=[*own, *feeds]))
+    (feed,) = tables.feed_costs
+    verify = VerifyPrices.from_tables(tables, max_num_reqs=1, max_num_tokens=4, num_speculative_tokens=3)
+    half = StepPrices.half_widths(
+        verify, tables, policy=parse_policy("adaptive"), num_speculative_tokens=3, drafter_input="step"
+    )
+    assert half.feed_ms is not None
+    assert half.feed_ms[1] == pytest.approx((feed.narrow_ci_ms + feed.wide_ci_ms) / 2) != 0
+
+
+def test_tables_without_a_k_axis_cannot_charge_it_either() -> None:
+    """A drafter that costs nothing pays nothing more."""
+    curve = build_cost_tables([(1, 0.5), (4, 1)], [(4, 1), (8, 2)], max_num_reqs=4, max_num_tokens=8)
+    free = build_cost_tables(None, [(4, 1), (8, 2)], max_num_reqs=4, max_num_tokens=8)
+    for tables in (curve, free):
+        verify = VerifyPrices.from_tables(tables, max_num_reqs=4, max_num_tokens=8, num_speculative_tokens=1)
+
+        def charge(tables: Any = tables, verify: Any = verify) -> StepPrices:
+            return StepPrices.from_tables(
+                verify, tables, policy=parse_policy("adaptive"), num_speculative_tokens=1, drafter_input="step"
+            )
+
+        if tables is free:
+            assert charge().feed_ms is None
+        else:
+            with pytest.raises(CoverageError, match="do not hold what drafting costs after a whole step"):
+                charge()
+
+
 def test_a_wide_first_pass_that_nobody_measured_cannot_be_charged(make_profile: Make) -> None:
     tables = tables_from_profile(make_profile())
     verify = VerifyPrices.from_tables(tables, max_num_reqs=4, max_num_tokens=16, num_speculative_tokens=3)

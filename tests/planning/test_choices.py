@@ -24,7 +24,7 @@ def test_a_choice_past_what_was_measured_is_named() -> None:
     (finding,) = judge_choices(tables([(8, 4.0), (16, 4.1)]))
     assert (finding.code, finding.severity, finding.place) == ("choice-extrapolated", "warning", "verify, 8 requests")
     assert "with 8 requests and confidences of 1.0, a step of 64 tokens" in finding.message
-    assert finding.hint.endswith("--max-num-batched-tokens 64")
+    assert finding.hint.endswith("--max-num-batched-tokens 128")
 
 
 def test_choices_within_it_are_not() -> None:

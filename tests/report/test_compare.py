@@ -65,11 +65,12 @@ def test_where_nothing_changed_there_are_no_points_to_show() -> None:
     [
         (
             make_profile_of_every_region(),
-            "Nothing got slower; same: verify captured, verify smooth, mixed, draft, host, drafter prefill.",
+            "Nothing got slower; same: verify captured, verify smooth, mixed, draft, host, machinery, drafter prefill.",
         ),
         (
             slower_at(4, 8),
-            "Got slower: verify captured (+100.0% [+100.0, +100.0]); same: verify smooth, mixed, draft, host, drafter "
+            "Got slower: verify captured (+100.0% [+100.0, +100.0]); same: verify smooth, mixed, draft, host, "
+            "machinery, drafter "
             "prefill.",
         ),
         (
@@ -77,7 +78,15 @@ def test_where_nothing_changed_there_are_no_points_to_show() -> None:
             "Nothing got slower; faster: "
             + ", ".join(
                 f"{region} (-50.0% [-50.0, -50.0])"
-                for region in ("verify captured", "verify smooth", "mixed", "draft", "host", "drafter prefill")
+                for region in (
+                    "verify captured",
+                    "verify smooth",
+                    "mixed",
+                    "draft",
+                    "host",
+                    "machinery",
+                    "drafter prefill",
+                )
             )
             + ".",
         ),

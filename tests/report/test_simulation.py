@@ -37,6 +37,7 @@ def policy(name: str, concurrency: int, gain: float | None = None, **changes: An
             "num_requests": 100,
             "extrapolated_share": 0.0,
             "cost_error": 0.02,
+            "unknown_share": 0.0,
         }
         | changes
     )
@@ -50,6 +51,7 @@ TABLES = TablesUsed(
     draft="tiny",
     warnings=[],
     held_out_error=0.02,
+    is_draft_free=False,
     is_incomplete=False,
 )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specplan.planning import parse_policy
-from specplan.simulation.comparison import PolicyReplays, gain_over, policy_result, recommend
+from specplan.simulation.comparison import CostErrors, PolicyReplays, gain_over, policy_result, recommend
 from specplan.simulation.replay import ReplayTotals
 from specplan.simulation.result import Gain
 
@@ -21,6 +21,10 @@ TOTALS = ReplayTotals(
     num_extrapolated=1,
     time_ms=1000.0,
     ci_ms=0.0,
+    captured_ms=1000.0,
+    smooth_ms=0.0,
+    mixed_ms=0.0,
+    draft_ms=0.0,
     tpot_ms_sum=12.0,
     num_tpot=4,
 )
@@ -33,7 +37,7 @@ def replays(
 
     def at(tokens_per_s: float) -> ReplayTotals:
         time_ms = TOTALS.num_output_tokens * 1000 / tokens_per_s
-        return replace(TOTALS, time_ms=time_ms, ci_ms=interval * time_ms)
+        return replace(TOTALS, time_ms=time_ms, captured_ms=time_ms, ci_ms=interval * time_ms)
 
     mean = sum(speeds) / len(speeds) if speed is None else speed
     return PolicyReplays(
@@ -41,7 +45,7 @@ def replays(
         concurrency=8,
         totals=at(mean),
         resampled=[at(speed) for speed in speeds],
-        held_out_error=error,
+        errors=CostErrors(captured=error),
     )
 
 
@@ -61,6 +65,20 @@ def test_the_error_of_the_costs_widens_the_interval() -> None:
     assert gain.verdict == "too close to call"
     hopeless = gain_over(replays("fixed:3", [110, 165, 220], error=2.4), base).interval
     assert hopeless == pytest.approx((-1.0, 1.1 * 3.4 - 1))  # no speed is below 0
+
+
+def test_an_error_counts_as_the_time_goes() -> None:
+    """Half of the time captured at 4%, a quarter smooth at 20%, an eighth in drafts of which nobody knows."""
+    totals = replace(TOTALS, captured_ms=500.0, smooth_ms=250.0, draft_ms=125.0)
+    policy = PolicyReplays(
+        policy=parse_policy("fixed:3"),
+        concurrency=8,
+        totals=totals,
+        resampled=[],
+        errors=CostErrors(captured=0.04, smooth=0.2, mixed=9.0),
+    )
+    assert policy.cost_error == pytest.approx(0.5 * 0.04 + 0.25 * 0.2)
+    assert policy.unknown_share == 0.125
 
 
 @pytest.mark.parametrize(("error", "interval", "known_to"), [(0.2, 0.05, 0.2), (0.05, 0.2, 0.2), (0.0, 0.0, 0.0)])
@@ -110,7 +128,7 @@ def test_figures_taken_over_nothing_are_null() -> None:
     nothing = replace(
         TOTALS, num_verify_steps=0, num_verifying=0, num_verify_outputs=0, num_admitted=0, num_accepted=0, num_tpot=0
     )
-    base = PolicyReplays(policy=parse_policy("none"), concurrency=1, totals=nothing, resampled=[])
+    base = PolicyReplays(policy=parse_policy("none"), concurrency=1, totals=nothing, resampled=[], errors=CostErrors())
     result = policy_result(base, base, lag=1)
     assert (result.tpot_ms, result.mean_accepted_len_plus_1, result.wasted_share) == (None, None, None)
     assert result.mean_budget is None

@@ -110,6 +110,11 @@ def test_equal_rows_follow_the_closed_form(make_case: Any, make_prices: Any, pol
         num_extrapolated=0,
         time_ms=rounds * (prefill_ms + verify_steps * step_ms),
         ci_ms=0.0,
+        captured_ms=0.0,
+        smooth_ms=rounds
+        * (verify_ms[concurrency * prompt_len] + verify_steps * verify_ms[concurrency * (1 + admitted)]),
+        mixed_ms=0.0,
+        draft_ms=rounds * (1 + verify_steps) * (0 if policy == "none" else 0.5),
         tpot_ms_sum=pytest.approx(requests * verify_steps * step_ms / (output_len - 1)),  # type: ignore[arg-type]
         num_tpot=requests,
     )

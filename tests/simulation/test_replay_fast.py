@@ -24,6 +24,8 @@ def random_prices(rng: np.random.Generator, max_num_reqs: int, max_num_tokens: i
         verify_ms=np.broadcast_to(verify_ms, shape).copy(),
         extrapolated=rng.random(shape) < 0.2,
         context_ms=rng.choice([0.0, 0.01]),
+        furthest_context=rng.choice([30.0, np.inf]),
+        capture_limit=int(rng.integers(0, max_num_tokens)),
     )
     return StepPrices(
         verify=verify,

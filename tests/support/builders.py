@@ -82,6 +82,7 @@ def make_profile_of_every_region(*, scale: float = 1.0, spread: float = 0.0, **c
         ),
         *({"model": "draft", "mode": "graph", "num_reqs": n, "num_tokens": 2 * n, "k": 3} for n in (1, 2)),
         *({"model": "host", "mode": "eager", "num_reqs": n, "num_tokens": 4 * n, "k": 3} for n in (1, 2)),
+        *({"model": "budget", "mode": "eager", "num_reqs": n, "num_tokens": 4 * n} for n in (1, 2)),
         *({"model": "draft-prefill", "mode": "eager", "num_reqs": 1, "num_tokens": size} for size in (8, 16)),
     ]
     samples = [
