@@ -246,7 +246,8 @@ def dry_run_lines(plan: ProfilePlan, rule: StoppingRule) -> Iterator[str]:
         yield f"{where}: {size}, context {shape.context_len}"
     least_s, most_s = duration_s(len(points), rule)
     yield (
-        f"{len(points)} points: {least_s:.0f} to {most_s:.0f} s of steps, and making them ready"
+        f"{len(points)} points: {least_s:.0f} to {most_s:.0f} s of steps, and more where one takes over "
+        f"{1e3 * rule.max_busy_s / rule.min_repetitions:.0f} ms; besides, making them ready and warming them up"
         + ("" if rule.time_budget_s is None else f"; ended after {rule.time_budget_s:.0f} s")
     )
 

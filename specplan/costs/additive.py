@@ -10,7 +10,7 @@ from specplan.files.trust import AdditiveFit
 
 __all__ = ["fit_additive"]
 
-_METHOD = "additive fit: ms = cost of tokens + context_ms x tokens of context over all requests, at measured points"
+_METHOD = "ms = cost of tokens + context_ms x tokens of context over all requests, at sizes measured twice or more"
 
 
 def fit_additive(verify: Points) -> AdditiveFit | None:
@@ -32,7 +32,9 @@ def fit_additive(verify: Points) -> AdditiveFit | None:
     design[np.arange(num_points), column] = 1.0
     design[:, -1] = total / scale
     solution, *_ = np.linalg.lstsq(design / ms[:, None], np.ones(num_points), rcond=None)
-    error = summarise(design @ solution / ms - 1.0, _METHOD)
+    # A size with one point has a theta that fits it: it says nothing of the sum.
+    judged = np.bincount(column)[column] > 1
+    error = summarise((design @ solution / ms - 1.0)[judged], _METHOD)
     assert error is not None
     # A negative slope is noise: no pass gets cheaper for reading more.
     return AdditiveFit(context_ms=max(float(solution[-1]) / scale, 0.0), error=error)

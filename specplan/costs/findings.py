@@ -72,6 +72,7 @@ def judge_profile(profile: Profile) -> list[Finding]:
         *_contexts(profile),
         *_few_repetitions(profile),
         *_spread(profile),
+        *_thin_verification(profile),
     ]
 
 
@@ -276,6 +277,20 @@ def _few_repetitions(profile: Profile) -> Iterator[Finding]:
             hint="their medians are less sure; give the sweep more time: specplan profile --time-budget SECONDS"
             if profile.source == "measured"
             else "their medians are less sure, and one alone has no interval; import every repetition, a row each",
+        )
+
+
+def _thin_verification(profile: Profile) -> Iterator[Finding]:
+    counts = [len(sample.repetitions_ms) for sample in profile.verification]
+    few = [count for count in counts if count < _FEW]
+    if len(few) * 2 > len(counts):
+        yield Finding(
+            code="few-repetitions",
+            severity="warning",
+            place="verification",
+            message=f"a new process had time for {min(few)} repetitions at the least, and for fewer than {_FEW} at "
+            f"{len(few)} of {len(counts)} points: the error that it found is its own noise as well",
+            hint="give it more time: specplan profile --verify-error --time-budget SECONDS",
         )
 
 

@@ -15,8 +15,8 @@ __all__ = ["MachineryCosts"]
 class MachineryCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, eq=False):
     """Milliseconds by requests of the step, with K drafts each: `ms[i, n]` is of `terms[i]`.
 
-    "metadata" is in every step, "budget" and "admission" in those of a policy that has a budget. `ci_ms` is the
-    half-width of the median's 95% interval.
+    "metadata" is in every step with drafts, "bare-metadata" in those without, "budget" and "admission" in those of a
+    policy that has a budget. `ci_ms` is the half-width of the median's 95% interval.
     """
 
     terms: list[Machinery]  # [T]
@@ -36,9 +36,11 @@ class MachineryCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         self,
         values: NDArray[np.float64],  # [T, max_num_reqs + 1], `ms` or `ci_ms`
         *,
+        has_drafts: bool,
         has_budget: bool,
     ) -> NDArray[np.float64]:  # [max_num_reqs + 1]
-        """Of a step under a policy with or without a budget."""
-        charged = [has_budget or term == "metadata" for term in self.terms]
+        """Of a step with or without drafts, under a policy with or without a budget."""
+        layout = "metadata" if has_drafts or "bare-metadata" not in self.terms else "bare-metadata"
+        charged = [term == layout or (has_budget and term in ("budget", "admission")) for term in self.terms]
         total: NDArray[np.float64] = values[charged].sum(axis=0)
         return total

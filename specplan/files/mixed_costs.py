@@ -36,7 +36,11 @@ class MixedCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         self,
         steps: NDArray[np.float64],  # [S, 4]: context, verifying requests, drafts of each, prompt tokens
     ) -> NDArray[np.float64]:  # [S]
-        """The cost of steps within the grid; outside it that of the nearest step inside."""
+        """The cost of steps within the grid; of those outside, which nobody holds out, that of the nearest inside.
+
+        Many at once, for what a verification measured; a replay looks steps up one by one (MixedPrices), and a test
+        holds the two equal.
+        """
         from scipy.interpolate import interpn
 
         axes = [np.array(axis, dtype=np.float64) for axis in self.axes]

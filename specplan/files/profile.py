@@ -33,7 +33,7 @@ CountOrZero = Annotated[int, Meta(ge=0, le=2**31)]
 Drafts = Annotated[int, Meta(ge=0, le=2**12)]
 Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
 # What was timed: a pass of a model, or what the host does around the passes of a step.
-Machinery = Literal["metadata", "budget", "admission"]
+Machinery = Literal["metadata", "bare-metadata", "budget", "admission"]
 Timed = Literal["draft", "verify", "head", "draft-prefill", "host"] | Machinery
 
 
@@ -54,7 +54,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
       the step proposes, 0 without a drafter.
     * "metadata", "budget", "admission": what of that can be timed alone, on a step of `num_reqs` requests with K drafts
       each: laying out a verify pass (positions, lengths, cache rows) and its upload, choosing a budget, and admitting
-      drafts to it; `k` is null.
+      drafts to it; "bare-metadata" is the layout of a pass without drafts. `k` is null.
 
     Of these, verify passes and drafts alone are captured; the others' mode is eager, and nothing is padded. `layout` is
     how a pass attends: with a row for each request (multi-query), or in a verify pass with one for each query

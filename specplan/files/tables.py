@@ -213,18 +213,18 @@ class CostTables(
         by_count: NDArray[np.float64] = np.interp(np.arange(self.max_num_reqs + 1), counts, of_feeds)
         return by_count
 
-    def step_overhead_ms(self, *, has_budget: bool) -> NDArray[np.float64]:  # [max_num_reqs + 1]
+    def step_overhead_ms(self, *, has_drafts: bool, has_budget: bool) -> NDArray[np.float64]:  # [max_num_reqs + 1]
         """The host's work in a step by num_reqs; where it was not measured as a whole, the parts of it that were, of a
-        step under a policy with or without a budget."""
+        step with or without drafts, under a policy with or without a budget."""
         parts = self.machinery if self.overhead_source is None else None
-        more_ms = 0.0 if parts is None else parts.total(parts.ms, has_budget=has_budget)
+        more_ms = 0.0 if parts is None else parts.total(parts.ms, has_drafts=has_drafts, has_budget=has_budget)
         total: NDArray[np.float64] = self.overhead_ms + more_ms
         return total
 
-    def step_overhead_ci_ms(self, *, has_budget: bool) -> NDArray[np.float64]:  # [max_num_reqs + 1]
+    def step_overhead_ci_ms(self, *, has_drafts: bool, has_budget: bool) -> NDArray[np.float64]:  # [max_num_reqs + 1]
         """Half-width of the 95% interval of each cost of `step_overhead_ms`, at most; 0 where nobody knows."""
         parts = self.machinery if self.overhead_source is None else None
-        more_ms = 0.0 if parts is None else parts.total(parts.ci_ms, has_budget=has_budget)
+        more_ms = 0.0 if parts is None else parts.total(parts.ci_ms, has_drafts=has_drafts, has_budget=has_budget)
         known = np.zeros_like(self.overhead_ms) if self.overhead_ci_ms is None else self.overhead_ci_ms
         total: NDArray[np.float64] = known + more_ms
         return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from specplan.engine.passes import FEED_LEN
 from specplan.errors import ConfigError
@@ -31,7 +31,7 @@ __all__ = ["MeasuredPoint", "Mode", "ProfilePlan", "Region"]
 
 Mode = Literal["graph", "eager"]
 Region = Literal["captured", "smooth", "mixed", "draft", "draft-prefill", "machinery"]
-MACHINERY: tuple[Machinery, ...] = ("metadata", "budget", "admission")
+MACHINERY: tuple[Machinery, ...] = get_args(Machinery)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +313,9 @@ class ProfilePlan:
         return MeasuredPoint(model="draft-prefill", mode="eager", shape=shape)
 
     def machinery_point(self, model: Machinery, num_reqs: int) -> MeasuredPoint:
-        """Of a step in which each request is offered K drafts."""
+        """Of a step in which each request is offered K drafts, or none."""
         query_len = min(1 + self.num_speculative_tokens, self.max_num_batched_tokens // num_reqs)
+        if model == "bare-metadata":
+            query_len = 1
         shape = StepShape(num_reqs=num_reqs, num_tokens=num_reqs * query_len, context_len=self.contexts[0])
         return MeasuredPoint(model=model, mode="eager", shape=shape)

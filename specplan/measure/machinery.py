@@ -32,7 +32,7 @@ class MachineryFactory:
         self.verifier: AdaptiveVerifier | None = None
 
     def run_of(self, point: MeasuredPoint) -> Callable[[], Tensor]:  # of which each returns a row for each request
-        if point.model == "metadata":
+        if point.model in ("metadata", "bare-metadata"):
             return self.layout(point)
         if self.verifier is None:
             self.verifier = self.new_verifier()

@@ -19,7 +19,7 @@ def judge_choices(tables: CostTables) -> Iterator[Finding]:
     k = tables.num_speculative_tokens
     if not k:
         return
-    draft_row, overhead_ms = tables.draft_row(k), tables.step_overhead_ms(has_budget=True)
+    draft_row, overhead_ms = tables.draft_row(k), tables.step_overhead_ms(has_drafts=True, has_budget=True)
     tried, guessed = 0, []
     for num_reqs in tables.num_reqs:
         most = min(num_reqs * k, tables.max_num_tokens - num_reqs)

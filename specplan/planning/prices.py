@@ -221,7 +221,9 @@ class StepPrices:
             tables,
             mixed_ms=None if tables.mixed is None else tables.mixed.ms,
             draft_row=tables.draft_row,
-            overhead_ms=tables.step_overhead_ms(has_budget=policy.has_budget),
+            overhead_ms=tables.step_overhead_ms(
+                has_drafts=policy.num_drafts(num_speculative_tokens) > 0, has_budget=policy.has_budget
+            ),
             draft_prefill_ms=tables.draft_prefill_ms,
             policy=policy,
             num_speculative_tokens=num_speculative_tokens,
@@ -261,7 +263,9 @@ class StepPrices:
             tables,
             mixed_ms=None if tables.mixed is None else tables.mixed.ci_ms,
             draft_row=tables.draft_ci_row,
-            overhead_ms=tables.step_overhead_ci_ms(has_budget=policy.has_budget),
+            overhead_ms=tables.step_overhead_ci_ms(
+                has_drafts=policy.num_drafts(num_speculative_tokens) > 0, has_budget=policy.has_budget
+            ),
             draft_prefill_ms=np.zeros_like(tables.draft_prefill_ms) if prefill_ci_ms is None else prefill_ci_ms,
             policy=policy,
             num_speculative_tokens=num_speculative_tokens,

@@ -214,7 +214,11 @@ def _price(num_reqs: int, k: int, route: StepRoute, tables: CostTables) -> StepP
         )
     source = tables.legend[str(tables.verify_sources(num_reqs, context_len)[charged])]
     return StepPrice(
-        cost_ms=float(tables.draft_row(k)[num_reqs] + verify_ms + tables.step_overhead_ms(has_budget=True)[num_reqs]),
+        cost_ms=float(
+            tables.draft_row(k)[num_reqs]
+            + verify_ms
+            + tables.step_overhead_ms(has_drafts=True, has_budget=True)[num_reqs]
+        ),
         is_upper_bound=is_upper_bound,
         is_extrapolated=source == "extrapolated"
         or _is_draft_extrapolated(num_reqs, k, tables)

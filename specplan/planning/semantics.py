@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from specplan.errors import CoverageError
 from specplan.files.tables import CostTables, Semantics
 from specplan.planning.budget import choose_draft_budget
 
 __all__ = ["RUNNING", "Loss", "SemanticsComparison", "compare_semantics"]
 
-# What a step can cost: an engine that replays graphs pads, one that captures none does not. No engine runs a step in
-# the time of a smaller one, or not at all, so that floor and exact are ways of planning only.
+# What a step can cost: an engine that replays graphs pads, and one whose replays fit any size would not. No engine runs
+# a step in the time of a smaller one, or not at all, so that floor and exact are ways of planning only.
 RUNNING: Final[tuple[Semantics, ...]] = ("padded", "linear")
 NUM_BATCHES: Final = 50  # of each number of requests and acceptance
 ACCEPTANCE: Final = (0.5, 0.7, 0.85)  # means of a draft's confidence
@@ -56,8 +57,14 @@ def compare_semantics(readings: Mapping[Semantics, CostTables], *, seed: int = 0
     context_len = tables.contexts[-1]
     k = tables.num_speculative_tokens or 1
     draft_row, rng = tables.draft_row(k), np.random.default_rng(seed)
-    overhead_ms = tables.step_overhead_ms(has_budget=True)
-    counts = [n for n in tables.num_reqs if n * (1 + k) <= tables.max_num_tokens]
+    overhead_ms = tables.step_overhead_ms(has_drafts=True, has_budget=True)
+    counts = [n for n in tables.num_reqs if n < tables.max_num_tokens]
+    if not counts:
+        raise CoverageError(
+            f"these tables reach {tables.max_num_tokens} tokens, and the fewest requests of them are "
+            f"{min(tables.num_reqs)}: no step of theirs has a draft",
+            "measure or import steps with drafts: more tokens than requests",
+        )
     losses = []
     for num_reqs in counts:
         rows = {name: each.verify_row(num_reqs, context_len) for name, each in readings.items()}
@@ -66,7 +73,8 @@ def compare_semantics(readings: Mapping[Semantics, CostTables], *, seed: int = 0
         for mean in ACCEPTANCE:
             for _ in range(NUM_BATCHES):
                 confidence = rng.beta(SPREAD * mean, SPREAD * (1 - mean), size=(num_reqs, k)).astype(np.float32)
-                rates = {name: rates_of(confidence, rows[name], fixed_ms) for name in RUNNING}
+                most = min(confidence.size, tables.max_num_tokens - num_reqs)
+                rates = {name: rates_of(confidence, rows[name], fixed_ms)[: most + 1] for name in RUNNING}
                 for planned, row in rows.items():
                     budget = choose_draft_budget(
                         confidence,
@@ -75,6 +83,7 @@ def compare_semantics(readings: Mapping[Semantics, CostTables], *, seed: int = 0
                         num_non_draft_tokens=num_reqs,
                         draft_ms=fixed_ms,
                         verify_ms=row,
+                        max_draft_budget=most,
                     ).draft_budget
                     for running, rate in rates.items():
                         lost.setdefault((planned, running), []).append(1 - rate[budget] / rate.max())
@@ -101,9 +110,10 @@ def rates_of(
     verify_ms: NDArray[np.float64],  # by tokens
     fixed_ms: float,
 ) -> NDArray[np.float64]:  # [num_reqs * K + 1]
-    """Expected tokens per millisecond at every budget, all drafts offered."""
+    """Expected tokens per millisecond at every budget that the row reaches, all drafts offered."""
     num_reqs, num_drafts = len(confidence), confidence.size
     survival = np.cumprod(confidence, axis=1, dtype=np.float32).ravel()
     tokens = num_reqs + np.concatenate(([0.0], np.cumsum(np.sort(survival)[::-1].astype(np.float64))))
-    rates: NDArray[np.float64] = tokens / (fixed_ms + verify_ms[num_reqs : num_reqs + num_drafts + 1])
+    costs = fixed_ms + verify_ms[num_reqs : num_reqs + num_drafts + 1]
+    rates: NDArray[np.float64] = tokens[: len(costs)] / costs
     return rates

@@ -175,14 +175,16 @@ def relative_series(tables: CostTables, num_reqs: int, rank: int) -> Series:
     """A whole step (verify pass, drafting, the host's work) over one of as many requests without a drafter."""
     row = tables.verify_row(num_reqs, tables.contexts[-1])
     verify_x = tables.verify_sources(num_reqs, tables.contexts[-1]) == "x"
-    host_ms = tables.step_overhead_ms(has_budget=False)[num_reqs]
+    host_ms, bare_ms = (
+        tables.step_overhead_ms(has_drafts=has_drafts, has_budget=False)[num_reqs] for has_drafts in (True, False)
+    )
     ks, ratios, extrapolated = [0], [1.0], [False]
     for k in shown_ks(tables)[1 : tables.max_num_tokens // num_reqs]:
         if tables.draft_ks is None or tables.draft_ks[0] <= k <= tables.draft_ks[-1]:
             num_tokens = num_reqs * (1 + k)
             step_ms = row[num_tokens] + tables.draft_row(k)[num_reqs] + host_ms
             ks.append(k)
-            ratios.append(float(step_ms / (row[num_reqs] + host_ms)))
+            ratios.append(float(step_ms / (row[num_reqs] + bare_ms)))
             extrapolated.append(bool(verify_x[num_tokens] or verify_x[num_reqs] or draft_x(tables, k)[num_reqs]))
     return Series(
         name=counted(num_reqs, "request"),

@@ -21,7 +21,8 @@ __all__ = ["semantics_report", "tables_report"]
 EXTRAPOLATED_MARK = "*"
 TOO_CLOSE_MARK = "~"
 _MACHINERY = {
-    "metadata": "laying out a step",
+    "metadata": "laying out a step with all drafts",
+    "bare-metadata": "laying out a step without drafts",
     "budget": "choosing its budget",
     "admission": "admitting its drafts",
 }
@@ -36,6 +37,13 @@ def tables_report(tables: CostTables) -> Iterator[RenderableType]:
     yield from layout_tables(tables)
     yield from row_lines(tables)
     yield from error_lines(tables)
+    if tables.additive is not None:
+        fit, last = tables.additive, tables.contexts[-1]
+        further = f"{1000 * fit.context_ms:.3g} ms for each 1,000 tokens more" if fit.holds else f"as one of {last}"
+        yield (
+            f"tokens and context add up within {fit.error.p95:.1%} (p95 of {fit.error.points} points): a context past "
+            f"{last} costs {further}"
+        )
     if tables.error.strata:
         yield strata_table(tables.error.strata)
     for finding in tables.findings:

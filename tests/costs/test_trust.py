@@ -153,7 +153,9 @@ def machinery_of(make_sample: Make, metadata: float, budget: float, admission: f
     ]
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("none", 0.1), ("fixed:2", 0.1), ("adaptive", 0.1 + 0.2 + 0.4)])
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("none", 0.1), ("fixed:0", 0.1), ("fixed:2", 0.1), ("adaptive", 0.1 + 0.2 + 0.4)]
+)
 def test_a_step_pays_for_its_own_machinery(make_profile: Make, make_sample: Make, policy: str, expected: float) -> None:
     tables = tables_from_profile(make_profile(extra=machinery_of(make_sample, 0.1, 0.2, 0.4)))
     assert tables.machinery is not None
@@ -161,6 +163,14 @@ def test_a_step_pays_for_its_own_machinery(make_profile: Make, make_sample: Make
     verify = VerifyPrices.from_tables(tables, max_num_reqs=4, max_num_tokens=16, num_speculative_tokens=3)
     prices = StepPrices.from_tables(verify, tables, policy=parse_policy(policy), num_speculative_tokens=3)
     assert prices.overhead_ms == pytest.approx(expected * np.array([1, 1, 2, 3, 4]))
+
+
+def test_a_step_without_drafts_is_laid_out_for_less(make_profile: Make, make_sample: Make) -> None:
+    bare = [make_sample("bare-metadata", "eager", n, n, None, 128, [0.05 * n] * 3) for n in (1, 4)]
+    tables = tables_from_profile(make_profile(extra=[*machinery_of(make_sample, 0.1, 0.2, 0.4), *bare]))
+    assert tables.step_overhead_ms(has_drafts=False, has_budget=False) == pytest.approx([0.05, 0.05, 0.1, 0.15, 0.2])
+    assert tables.step_overhead_ms(has_drafts=True, has_budget=False) == pytest.approx([0.1, 0.1, 0.2, 0.3, 0.4])
+    assert tables.step_overhead_ms(has_drafts=True, has_budget=True)[4] == pytest.approx(4 * (0.1 + 0.2 + 0.4))
 
 
 def test_the_hosts_work_as_a_whole_takes_the_place_of_its_parts(make_profile: Make, make_sample: Make) -> None:

@@ -83,7 +83,8 @@ def test_drafting_is_timed_after_a_whole_step_too() -> None:
 def test_a_steps_machinery_is_timed_by_its_requests() -> None:
     machinery = [point for point in tiny_plan().points() if point.is_machinery]
     assert {(p.model, p.shape.num_reqs, p.shape.num_tokens) for p in machinery} == {
-        (term, n, 8 * n) for term in ("metadata", "budget", "admission") for n in COUNTS
+        *((term, n, 8 * n) for term in ("metadata", "budget", "admission") for n in COUNTS),
+        *(("bare-metadata", n, n) for n in COUNTS),
     }
 
 
@@ -247,8 +248,7 @@ def test_lengths_are_timed_apart_and_a_drafters_queries_are_always_alike() -> No
     lengths = {(point.model, point.shape.lengths) for point in plan.points() if not point.is_machinery}
     assert lengths == {("verify", "spread"), ("verify", "ragged"), ("draft", "spread"), ("draft-prefill", "even")}
     of = [point for point in plan.points() if point.shape.lengths == "spread"]
-    apart = ("draft-prefill", "metadata", "budget", "admission")
-    assert len(of) == len([point for point in even.points() if point.model not in apart])
+    assert len(of) == len([p for p in even.points() if p.model != "draft-prefill" and not p.is_machinery])
 
 
 def test_every_point_is_for_one_price_or_for_none() -> None:
