@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import msgspec
-import numpy as np
 
 from specplan import __version__
 from specplan.costs.additive import fit_additive
 from specplan.costs.build import check_at_least, check_monotone, check_semantics
 from specplan.costs.conditions import judge_conditions
-from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summarise
 from specplan.costs.feeds import compare_feeds, judge_feeds
 from specplan.costs.findings import Evidence, judge_costs, judge_profile
 from specplan.costs.layouts import compare_layouts
@@ -22,9 +19,10 @@ from specplan.costs.machinery import host_in_parts, price_machinery
 from specplan.costs.mixed import price_mixed
 from specplan.costs.plausibility import judge_plausibility, outliers
 from specplan.costs.ragged import judge_ragged, ragged_error
-from specplan.costs.rows import MEASURE_ANEW, Pricing, curves_of, draft_table, row_of
-from specplan.costs.samples import Points, draft_prefill_points, host_points, of_lengths, verify_points
+from specplan.costs.rows import draft_table, row_of
+from specplan.costs.samples import draft_prefill_points, host_points, of_lengths, verify_points
 from specplan.costs.verification import judge_verification, strata_of
+from specplan.costs.verify_table import price_verify
 from specplan.errors import CoverageError
 from specplan.files.profile import Profile
 from specplan.files.tables import CostTables, Finding, HeldOutError, Monotone, Semantics
@@ -54,58 +52,28 @@ def tables_from_profile(
     """
     check_monotone(monotone)
     check_semantics(semantics)
-    digest = profile.digest()
-    whole = profile
+    digest, whole = profile.digest(), profile
     ragged = verify_points(of_lengths(profile, "ragged")) if lengths == "even" else None
     profile = of_lengths(profile, lengths)
-    verify = verify_points(profile)
-    replayed = np.unique(verify.size[verify.size <= profile.capture_limit]).tolist()
-    _require_verify(profile, verify, replayed)
-    # Replays of other sizes than the engine's were timed unpadded. Sizes of a sweep that was cut short are fewer.
-    is_unpadded = not set(replayed) <= set(profile.capture_sizes)
-    captured = list(profile.capture_sizes) if is_unpadded else replayed
-    capture_limit = max(captured, default=0)
-    largest = int(verify.row.max())
-    max_num_reqs = check_at_least(
-        1, "max_num_reqs", min(profile.max_num_seqs, largest) if max_num_reqs is None else max_num_reqs
-    )
-    if max_num_reqs > largest:
-        raise CoverageError(
-            f"tables for {max_num_reqs} requests: the profile measured verify passes of at most {largest}",
-            f"ask for at most {largest}, or measure more: specplan profile --max-num-seqs {max_num_reqs}",
-        )
     step_tokens = check_at_least(
         1, "max_num_tokens", profile.max_num_batched_tokens if max_num_tokens is None else max_num_tokens
     )
     mixed = price_mixed(profile, monotone)
-    # Where steps with prompts have a price of their own, no verify pass has more tokens than its requests bring.
-    reach = max_num_reqs * (1 + profile.num_speculative_tokens)
-    max_num_tokens = step_tokens if mixed.costs is None else min(step_tokens, reach)
-
-    rows = np.union1d(verify.row[verify.row < max_num_reqs], [max_num_reqs])
-    verify_ms, verify_ci_ms = verify.median_ms, verify.half_width_ms
-    verify_curves = list(curves_of(verify, verify_ms, verify_ci_ms, "{row} requests, context {page}"))
-    as_padded = Pricing(
-        name="verify",
-        capture_limit=capture_limit,
+    verify = price_verify(
+        profile,
         monotone=monotone,
-        resampled_to=tuple(captured) if is_unpadded else (),
+        semantics=semantics,
+        max_num_reqs=max_num_reqs,
+        step_tokens=step_tokens,
+        ends_at_reach=mixed.costs is not None,
     )
-    pricing = as_padded if semantics == "padded" else replace(as_padded, semantics=semantics, resampled_to=())
-    verify_rows = pricing.price(verify, verify_ms, verify_ci_ms, rows=rows, max_size=max_num_tokens)
-    as_measured = replace(as_padded, semantics="linear" if is_unpadded else "padded", resampled_to=())
-    # Findings are of what was measured, however it is read between.
-    padded = verify_rows
-    if semantics != "padded":
-        padded = as_padded.price(verify, verify_ms, verify_ci_ms, rows=rows, max_size=max_num_tokens)
-    smooth_errors = [leave_one_out(curve.sizes, curve.ms, capture_limit=capture_limit) for curve in verify_curves]
-    draft = draft_table(profile, max_num_reqs, monotone)
-    overhead = row_of(host_points(profile), "host", max_num_reqs, monotone)
+    draft = draft_table(profile, verify.max_num_reqs, monotone)
+    overhead = row_of(host_points(profile), "host", verify.max_num_reqs, monotone)
     draft_prefill = row_of(draft_prefill_points(profile), "draft-prefill", step_tokens, monotone)
-    pages = np.unique(verify.page)
-    of_ragged = None if ragged is None else ragged_error(ragged, pages=pages, rows=rows, table_ms=verify_rows.ms)
-    feeds = compare_feeds(profile)
-    machinery = price_machinery(profile, max_num_reqs)
+    feeds, machinery = compare_feeds(profile), price_machinery(profile, verify.max_num_reqs)
+    of_ragged = None
+    if ragged is not None:
+        of_ragged = ragged_error(ragged, pages=verify.contexts, rows=verify.num_reqs, table_ms=verify.padded.ms)
     with no_table_holds():
         tables = CostTables(
             specplan_version=__version__,
@@ -115,14 +83,14 @@ def tables_from_profile(
             draft=profile.draft,
             profile_digest=digest,
             num_speculative_tokens=profile.num_speculative_tokens,
-            capture_sizes=captured,
-            capture_limit=capture_limit,
+            capture_sizes=verify.capture_sizes,
+            capture_limit=max(verify.capture_sizes, default=0),
             draft_capture_limit=draft.capture_limit,
             monotone=monotone,
             semantics=semantics,
             error=HeldOutError(
-                captured=split_half(verify, as_measured.predictor(verify), verify.size <= capture_limit),
-                smooth=summarise(np.concatenate(smooth_errors), LEAVE_ONE_OUT),
+                captured=verify.captured_error,
+                smooth=verify.smooth_error,
                 draft=draft.error,
                 overhead=overhead.error,
                 mixed=mixed.error,
@@ -132,9 +100,9 @@ def tables_from_profile(
             findings=[
                 *judge_profile(profile),
                 *judge_plausibility(whole),
-                *outliers("verify", verify_curves),
+                *outliers("verify", verify.curves),
                 *judge_conditions(profile),
-                *judge_costs(Evidence(name="verify", unit="tokens", curves=verify_curves, cells_ms=padded.ms)),
+                *judge_costs(Evidence(name="verify", unit="tokens", curves=verify.curves, cells_ms=verify.padded.ms)),
                 *judge_ragged(of_ragged),
                 *draft.findings,
                 *judge_feeds(feeds),
@@ -142,11 +110,11 @@ def tables_from_profile(
                 *mixed.findings,
                 *(draft_prefill.findings if profile.draft is not None else ()),
             ],
-            contexts=pages.tolist(),
-            num_reqs=rows.tolist(),
-            verify_table_ms=verify_rows.ms,
-            verify_source=verify_rows.source,
-            verify_ci_ms=verify_rows.ci_ms if verify.is_repeated else None,
+            contexts=verify.contexts.tolist(),
+            num_reqs=verify.num_reqs.tolist(),
+            verify_table_ms=verify.rows.ms,
+            verify_source=verify.rows.source,
+            verify_ci_ms=verify.rows.ci_ms if verify.points.is_repeated else None,
             draft_ks=draft.ks,
             draft_table_ms=draft.rows.ms,
             draft_source=draft.rows.source,
@@ -159,15 +127,14 @@ def tables_from_profile(
             draft_prefill_ci_ms=draft_prefill.ci_ms,
             mixed=mixed.costs,
             machinery=machinery,
-            additive=fit_additive(verify),
+            additive=fit_additive(verify.points),
             layout_costs=compare_layouts(profile),
             feed_costs=feeds,
         )
     strata = strata_of(whole, tables)
-    as_run = (
-        tables
-        if semantics == "padded"
-        else msgspec.structs.replace(tables, verify_table_ms=padded.ms, verify_source=padded.source, semantics="padded")
+    # Findings are of costs as an engine runs them, however they are read between what was measured.
+    as_run = msgspec.structs.replace(
+        tables, verify_table_ms=verify.padded.ms, verify_source=verify.padded.source, semantics="padded"
     )
     return msgspec.structs.replace(
         tables,
@@ -192,16 +159,3 @@ def no_table_holds() -> Iterator[None]:
             f"these samples come to costs that no table can hold: {error}",
             "price fewer tokens and requests than this, or measure the samples it rests on anew: specplan profile",
         ) from error
-
-
-def _require_verify(profile: Profile, points: Points, captured: list[int]) -> None:
-    if profile.capture_sizes and not captured:
-        raise CoverageError(
-            f"the profile names {len(profile.capture_sizes)} capture sizes and has no graph samples of the verify pass",
-            MEASURE_ANEW,
-        )
-    if not len(points.size):
-        raise CoverageError(
-            "the profile has no samples of the verify pass",
-            MEASURE_ANEW,
-        )
