@@ -102,16 +102,22 @@ def _of_rows(sheet: Sheet, own: NDArray[np.int64], rows: NDArray[np.int64]) -> S
 
 
 def hold_impossible(sheet: Sheet, rows: NDArray[np.int64]) -> Sheet:
-    """A pass of n requests has n tokens or more: fewer cost what the smallest it can have costs.
+    """A pass of n requests has n tokens or more. Fewer are read where batches between two rows have them: they cost as
+    much more as the next smaller row than n tokens do, and never more than those.
 
-    Filled from smaller batches instead, noise in them would be carried up by a running maximum.
+    Filled from smaller batches alone, noise in them would be carried up by a running maximum.
     """
     first = np.minimum(np.searchsorted(sheet.sizes, rows), len(sheet.sizes) - 1)[:, None]
     column = np.maximum(np.arange(len(sheet.sizes)), first)  # [R, S]
     held = column > np.arange(len(sheet.sizes))
+    ms = np.take_along_axis(sheet.ms, column, 1)
+    for r in range(1, len(rows)):
+        start = int(first[r, 0])
+        dearer_ms = ms[r, start] - ms[r - 1, start]
+        ms[r, :start] = np.minimum(ms[r - 1, :start] + max(dearer_ms, 0.0), ms[r, start])
     return Sheet(
         sizes=sheet.sizes,
-        ms=np.take_along_axis(sheet.ms, column, 1),
+        ms=ms,
         ci_ms=np.take_along_axis(sheet.ci_ms, column, 1),
         source=np.maximum(
             np.take_along_axis(sheet.source, column, 1), np.where(held, Source.PADDED, Source.MEASURED)
