@@ -374,3 +374,9 @@ def test_what_is_wrong_with_either_is_passed_on() -> None:
     tables = tables_from_profile(shaky)
     assert set(comparison.new.warnings) <= set(compare_costs(tables, tables).new.warnings)
     assert (comparison.new.digest, comparison.new.device) == (shaky.digest(), "a CPU")
+
+
+def test_tables_that_are_read_differently_are_not_compared() -> None:
+    profile = make_profile_of_every_region()
+    with pytest.raises(ConfigError, match="semantics: padded in OLD, floor in NEW"):
+        compare_costs(tables_from_profile(profile), tables_from_profile(profile, semantics="floor"))

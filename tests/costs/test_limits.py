@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from specplan.costs import tables_from_profile
 from specplan.files import Finding, Profile
+from specplan.files.tables import Semantics
 
 Make = Callable[..., Any]
 
@@ -53,3 +54,10 @@ def test_batches_that_pay_for_padding_are_named(make_profile: Make) -> None:
     ]
     filled = msgspec.structs.replace(steep, samples=[*steep.samples, *with_graph], capture_sizes=[1, 2, 4, 8, 12, 16])
     assert "capture-gap" not in codes(filled)
+
+
+def test_what_is_found_does_not_hang_on_how_tables_are_read(make_profile: Make) -> None:
+    profile = msgspec.structs.replace(make_profile(contexts=[64, 256]), num_speculative_tokens=7)
+    found = [tables_from_profile(profile, semantics=name).findings for name in get_args(Semantics)]
+    assert "above-capture-limit" in {finding.code for finding in found[0]}
+    assert found[1:] == found[:1] * 3

@@ -14,15 +14,18 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specplan.costs import build_cost_tables
-from specplan.files.tables import Monotone
+from specplan.costs import build_cost_tables, tables_from_profile
+from specplan.files import Profile
+from specplan.files.tables import Monotone, Semantics
 from specplan.planning import choose_draft_budget
+from specplan.planning.semantics import compare_semantics
 
 K = 7
 Costs: TypeAlias = dict[int, float]  # by tokens
@@ -47,31 +50,30 @@ def curves(shared_data: Path) -> Curves:
 
 def padded(probes: Costs, monotone: Monotone = "none") -> NDArray[np.float64]:
     """The next probe's cost, as up to a capture limit."""
-    return priced(probes, max(probes), monotone)
+    return priced(probes, "padded", monotone)
 
 
 def linear(probes: Costs, monotone: Monotone = "none") -> NDArray[np.float64]:
-    """As above a capture limit."""
-    return priced(probes, 0, monotone)
+    """Between two probes, as above a capture limit."""
+    return priced(probes, "linear", monotone)
 
 
-def priced(probes: Costs, capture_limit: int, monotone: Monotone) -> NDArray[np.float64]:
+def floor(probes: Costs, monotone: Monotone = "none") -> NDArray[np.float64]:
+    """The probe before, as engines do that round down; the first one's below it."""
+    return priced(probes, "floor", monotone)
+
+
+def priced(probes: Costs, semantics: Semantics, monotone: Monotone) -> NDArray[np.float64]:
     tables = build_cost_tables(
         None,
         probes.items(),
         max_num_reqs=1,
         max_num_tokens=max(probes),
-        capture_limit=capture_limit,
+        capture_limit=max(probes),
         monotone=monotone,
+        semantics=semantics,
     )
     return tables.verify_ms
-
-
-def floor(probes: Costs) -> NDArray[np.float64]:
-    """The probe before, as engines do that round down; the first one's below it."""
-    sizes = np.array(sorted(probes))
-    before = np.searchsorted(sizes, np.arange(sizes[-1] + 1), side="right") - 1
-    return np.array([probes[size] for size in sizes])[np.maximum(before, 0)]
 
 
 def every(gap: int, curve: Costs) -> Costs:
@@ -232,3 +234,31 @@ def test_what_a_running_maximum_costs(curves: Curves) -> None:
     extra = np.array([highest[device] - plain[device] for device in curves])
     assert 0.001 < extra.mean() < 0.006  # 0.3%
     assert 0.008 < extra.max() < 0.020  # 1.4%, of 7B on an H100
+
+
+SHIPPED = Path(__file__).parents[2] / "profiles" / "costs"
+
+
+@pytest.mark.parametrize("name", ["h100-llama2-7b", "a100-llama2-70b-tp4", "rtx4090-llama31-8b"])
+def test_a_batch_that_was_left_out_is_priced_by_those_around_it(name: str) -> None:
+    """Without its steps of 8 requests a profile of 1 and 32 prices them to 8%, at every size that it ran."""
+    profile = Profile.read(SHIPPED / f"{name}.json")
+    counts = sorted({sample.num_reqs for sample in profile.samples})
+    left_out = counts[1]
+    kept = [sample for sample in profile.samples if sample.num_reqs != left_out]
+    tables = tables_from_profile(msgspec.structs.replace(profile, samples=kept), monotone="none")
+    off = [
+        tables.verify_row(left_out, sample.context_len)[sample.num_tokens] / sample.repetitions_ms[0] - 1
+        for sample in profile.samples
+        if sample.num_reqs == left_out and sample.num_tokens <= left_out * 8
+    ]
+    assert len(off) > 10
+    assert mape(np.array(off)) < 0.08
+
+
+def test_compared_on_a_real_gpu_rounding_down_loses_the_most() -> None:
+    """What `specplan tables --compare-semantics` shows of the shipped H100."""
+    profile = Profile.read(SHIPPED / "h100-llama2-7b.json")
+    found = compare_semantics({name: tables_from_profile(profile, semantics=name) for name in get_args(Semantics)})
+    assert found.over_requests("padded", "padded") == (0.0, 0.0)
+    assert found.over_requests("floor", "padded")[0] > max(found.over_requests("linear", "padded")[0], 0.003)
