@@ -37,6 +37,13 @@ class TestSps:
         tables = tables_from_profile(profile)
         assert [tables.verify_row(8, 0)[size] for size in (8, 9, 31, 33)] == [1.0, 1.25, 2.0, 2.5]
 
+    def test_an_engine_of_other_sizes_than_the_probes(self, imported: Imported) -> None:
+        told = {"num_speculative_tokens": 7, "max_num_seqs": 16, "context_len": 1024}
+        profile = imported("sglang-sps", json.dumps(SPS_BY_TOKENS), capture_sizes=(8, 24, 32), **told)
+        assert (profile.capture_sizes, [s.mode for s in profile.samples]) == ([8, 24, 32], [*3 * ["graph"], "eager"])
+        row = tables_from_profile(profile).verify_row(16, 0)
+        assert [row[size] for size in (17, 24, 25, 64)] == [1.625, 1.625, 2.0, 2.5]
+
     def test_the_additive_form(self, imported: Imported) -> None:
         profile = imported(
             "sglang-sps", json.dumps(SPS_ADDITIVE), num_speculative_tokens=7, context_len=1024, capture_limit=0
@@ -83,6 +90,10 @@ class TestSps:
 
 
 class TestDump:
+    def test_sizes_that_the_dump_denies_are_refused(self, imported: Imported) -> None:
+        with pytest.raises(ConfigError, match="ran padded to 16 tokens, which is none of the 2 --capture-sizes"):
+            imported("sglang-dump", json.dumps(DUMP), capture_sizes=(8, 32))
+
     @pytest.mark.parametrize(
         "content",
         [
