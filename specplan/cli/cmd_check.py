@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specplan.cli.output import NOT_GOOD, JsonOption, print_json
+from specplan.cli.sizes import parse_sizes
 
 if TYPE_CHECKING:
     from specplan.files import CostTables, Finding
@@ -128,17 +129,6 @@ def judged(file: Path, here: str | None) -> tuple[CostTables | None, list[Findin
 
         findings += judge_place(identity_of(costs), identify_device(pick_device(here)), PLACE)
     return tables, findings
-
-
-def parse_sizes(text: str) -> list[int]:
-    """`1,2,4` as numbers, in their order."""
-    from specplan.errors import ConfigError
-
-    parts = [part.strip() for part in text.split(",")]
-    wrong = [part for part in parts if not (part.isascii() and part.isdigit() and 0 < int(part) <= 2**20)]
-    if wrong:
-        raise ConfigError(f"--capture-sizes holds {wrong[0]!r}, expected whole numbers of 1 to {2**20}", "try 1,2,4,8")
-    return [int(part) for part in parts]
 
 
 def show(file: Path | None, findings: list[Finding], route: RouteCheck | None, *, as_json: bool) -> None:

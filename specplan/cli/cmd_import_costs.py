@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specplan.cli.output import JsonOption, print_json, remark
+from specplan.cli.sizes import parse_sizes
 
 if TYPE_CHECKING:
     from specplan.files import Profile, Sample
@@ -63,6 +64,14 @@ def import_costs(
             max=2**20,
             help="Tokens of the engine's largest graph, where the files do not tell replays from eager steps: larger "
             "steps are eager, and 0 means all are.",
+        ),
+    ] = None,
+    capture_sizes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="1,2,4,8",
+            help="All sizes that the engine captures, ascending, where the steps were timed at others. Default: those "
+            "that the files tell; vllm-forward: those that vLLM captures, up to the limit.",
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="The device's name.")] = None,
@@ -132,6 +141,7 @@ def import_costs(
             max_num_seqs=max_num_seqs,
             context_len=context_len,
             capture_limit=capture_limit,
+            capture_sizes=None if capture_sizes is None else tuple(parse_sizes(capture_sizes)),
         ),
         citation=citation,
     )

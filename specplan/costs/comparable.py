@@ -94,9 +94,9 @@ def _region(sample: Sample, capture_limit: int, *, draft_mode: str) -> Region | 
     if sample.model == "verify":
         if sample.shape.is_mixed:
             return "mixed"
-        if sample.mode == "graph":
-            return "captured"
-        return "smooth" if sample.executed_num_tokens > capture_limit else None
+        if sample.executed_num_tokens > capture_limit:
+            return "smooth"
+        return "captured" if sample.mode == "graph" else None
     if sample.model in ("host", "draft-prefill"):
         return sample.model
     return "machinery" if sample.model in _TERMS else None

@@ -182,7 +182,9 @@ def _extrapolated(evidence: Evidence) -> Iterator[Finding]:
 
 def _incomplete(profile: Profile) -> Iterator[Finding]:
     captured = {
-        sample.executed_num_tokens for sample in _passes(profile) if sample.model == "verify" and sample.mode == "graph"
+        sample.executed_num_tokens
+        for sample in _passes(profile)
+        if sample.model == "verify" and sample.mode == "graph" and sample.executed_num_tokens <= profile.capture_limit
     }
     most_tokens = min(profile.max_num_seqs * (1 + profile.num_speculative_tokens), profile.max_num_batched_tokens)
     reached = reachable_sizes(profile.capture_sizes, most_tokens)

@@ -25,6 +25,7 @@ _MANY_WARM = 0.2  # of the samples; a first repetition is the slowest now and th
 def judge_plausibility(profile: Profile) -> list[Finding]:
     return [
         *_not_executed(profile),
+        *_replayed_above_limit(profile),
         *_swapped(profile),
         *_unit(profile),
         *_warm_up(profile),
@@ -73,6 +74,29 @@ def _not_executed(profile: Profile) -> Iterator[Finding]:
             message=f"{len(other)} verify samples ran another size than they were to; the first was to run "
             f"{first.num_tokens} tokens at {expected(first)}, and {first.executed_num_tokens} ran",
             hint="they are priced as what ran; see that the engine keeps to the size it is told, and time them again",
+        )
+
+
+def _replayed_above_limit(profile: Profile) -> Iterator[Finding]:
+    """A bench may capture whatever it times; an engine runs such a step eagerly, for more than a replay of it costs."""
+    above = [
+        sample
+        for sample in profile.samples
+        if sample.model == "verify"
+        and not sample.shape.is_mixed
+        and sample.layout == "multi-query"
+        and sample.executed_num_tokens > profile.capture_limit
+    ]
+    if above and all(sample.mode == "graph" for sample in above):
+        sizes = [sample.executed_num_tokens for sample in above]
+        yield Finding(
+            code="replayed-above-limit",
+            severity="warning",
+            place="verify",
+            message=f"{len(above)} verify steps of {min(sizes)} to {max(sizes)} tokens, past the capture limit "
+            f"({profile.capture_limit}), were timed as replays: an engine runs them eagerly, for more than they are "
+            "priced at, and what a step past its largest graph costs more is unknown",
+            hint="add eager timings past the limit, or plan for steps within it",
         )
 
 

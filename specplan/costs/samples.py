@@ -81,15 +81,22 @@ def of_lengths(profile: Profile, lengths: Lengths) -> Profile:
 
 
 def verify_points(profile: Profile, layout: Layout = "multi-query") -> Points:
-    """Graph samples at or below the capture limit, eager ones above it: the mode a step of that size would run in."""
+    """Graph samples at or below the capture limit, eager ones above it: the mode a step of that size would run in.
+
+    Where nothing above it was timed eagerly, replays stand in, as of a bench that captures whatever it times.
+    """
     limit = profile.capture_limit
+    passes = [
+        (index, sample)
+        for index, sample in enumerate(profile.samples)
+        if sample.model == "verify" and not sample.shape.is_mixed and sample.layout == layout
+    ]
+    above = {sample.mode for _, sample in passes if sample.executed_num_tokens > limit}
+    mode_above = "eager" if "eager" in above else "graph"
     chosen = [
         (sample.context_len, sample.num_reqs, sample.executed_num_tokens, index)
-        for index, sample in enumerate(profile.samples)
-        if sample.model == "verify"
-        and not sample.shape.is_mixed
-        and sample.layout == layout
-        and (sample.mode == "graph") == (sample.executed_num_tokens <= limit)
+        for index, sample in passes
+        if sample.mode == ("graph" if sample.executed_num_tokens <= limit else mode_above)
     ]
     return _pool(profile.samples, chosen)
 

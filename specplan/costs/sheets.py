@@ -127,11 +127,13 @@ def hold_impossible(sheet: Sheet, rows: NDArray[np.int64]) -> Sheet:
 
 def at_capture_sizes(sheet: Sheet, capture_sizes: Sequence[int]) -> Sheet:
     """The sheet of an engine that captures these sizes, from replays that were timed at others, unpadded: linear
-    between those, held outside them. Sizes above the largest are kept.
+    between those, held outside them. Sizes above the largest are kept, and all that a sheet without replays has.
     """
     captured = np.array(capture_sizes)
     replayed, above = sheet.sizes <= captured[-1], sheet.sizes > captured[-1]
     x = sheet.sizes[replayed]
+    if not len(x):
+        return sheet
     measured, outside = np.isin(captured, x), (captured < x[0]) | (captured > x[-1])
     own = np.where(measured, Source.MEASURED, np.where(outside, Source.EXTRAPOLATED, Source.INTERPOLATED))
     after = np.minimum(np.searchsorted(x, captured), len(x) - 1)

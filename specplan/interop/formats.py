@@ -9,12 +9,13 @@ from pathlib import Path
 
 from specplan.errors import ConfigError
 from specplan.files.profile import Profile
+from specplan.interop.imported_profile import profile_of
 from specplan.interop.sglang_dump import read_sglang_dump
 from specplan.interop.sglang_sps import read_sglang_sps
 from specplan.interop.steps import Unit, read_steps
 from specplan.interop.tensorrt_llm import read_tensorrt_llm
 from specplan.interop.tensorrt_llm_steps import read_tensorrt_llm_steps
-from specplan.interop.timings import Facts, Timings, profile_of
+from specplan.interop.timings import Facts, Timings
 from specplan.interop.vidur import read_vidur
 from specplan.interop.vllm_forward import read_vllm_forward
 from specplan.interop.vllm_steps import read_vllm_steps

@@ -49,6 +49,7 @@ def read_vllm_forward(
         "preparation and the host are left out; draft: a replay with the drafter, less one without",
         timings=timings,
         graph_kind="cuda-graph",
+        is_unpadded=True,
         notes=(f"{Path(path).name}: cases left out, as they run parts of prompts: {left_out}",) if left_out else (),
     )
 
@@ -142,7 +143,7 @@ def _repetitions_ms(rank: Row) -> tuple[float, ...]:
 def _verify(case: _Case) -> Timing:
     return Timing(
         place=case.place,
-        mode="eager" if case.prompts else None,  # as a profile calls every step with prompts
+        mode="eager" if case.prompts else "graph",  # as a profile calls every step with prompts
         num_reqs=len(case.requests),
         num_tokens=sum(request.query_len for request in case.requests),
         context_len=case.context_len,

@@ -20,6 +20,7 @@ from specplan.report.tables import shown_ks
 __all__ = ["Measured", "Panel", "Series", "Step", "cost_panels"]
 
 Mode = Literal["graph", "eager"]
+MODES: tuple[Mode, ...] = ("graph", "eager")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,28 +121,28 @@ def verify_series(profile: Profile, tables: CostTables, num_reqs: int, context_l
 
     The most requests go on as far as the tables do.
     """
-    priced = verify_points(profile)
-    eager = verify_points(msgspec.structs.replace(profile, capture_sizes=[]))  # all of them: no size is captured
-    here = (priced.page == context_len) & (priced.row == num_reqs)
-    eager_here = (eager.page == context_len) & (eager.row == num_reqs)
+    timed = {mode: verify_points(of_mode(profile, mode)) for mode in MODES}
+    here = {mode: (points.page == context_len) & (points.row == num_reqs) for mode, points in timed.items()}
     last = tables.max_num_tokens
     if num_reqs != tables.num_reqs[-1]:
-        reached = [num_reqs * (1 + shown_ks(tables)[-1]), *priced.size[here].tolist(), *eager.size[eager_here].tolist()]
-        last = min(last, max(reached))
+        reached = [size for mode, points in timed.items() for size in points.size[here[mode]].tolist()]
+        last = min(last, max(num_reqs * (1 + shown_ks(tables)[-1]), *reached))
     size = np.arange(min(num_reqs, last), last + 1)
-    graph_here = here & (priced.size <= profile.capture_limit)
     return Series(
         name=counted(num_reqs, "request"),
         rank=rank,
         size=size,
         value=tables.verify_row(num_reqs, context_len)[size],
         is_extrapolated=tables.verify_sources(num_reqs, context_len)[size] == "x",
-        measured=(
-            measured_at(priced, graph_here & (priced.size <= last), "graph"),
-            measured_at(eager, eager_here & (eager.size <= last), "eager"),
-        ),
+        measured=tuple(measured_at(points, here[mode] & (points.size <= last), mode) for mode, points in timed.items()),
         is_stepped=True,
     )
+
+
+def of_mode(profile: Profile, mode: Mode) -> Profile:
+    """What was timed in one mode, whatever a step of its size would run in: no size is captured."""
+    samples = [sample for sample in profile.samples if sample.mode == mode]
+    return msgspec.structs.replace(profile, samples=samples, capture_sizes=[])
 
 
 def widest_step(tables: CostTables, series: Sequence[Series]) -> Step | None:
@@ -209,9 +210,8 @@ def draft_series(profile: Profile, tables: CostTables, k: int, rank: int) -> Ser
     most = tables.max_num_reqs
     size = np.arange(1, most + 1)
     measured = []
-    for mode in ("graph", "eager"):
-        of_mode = [sample for sample in profile.samples if sample.mode == mode]
-        points = draft_points(msgspec.structs.replace(profile, samples=of_mode))
+    for mode in MODES:
+        points = draft_points(of_mode(profile, mode))
         measured.append(measured_at(points, (points.row == k) & (points.size <= most), mode))
     return Series(
         name=f"k = {k}",

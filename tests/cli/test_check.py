@@ -180,6 +180,7 @@ class TestBadInput:
             (("--capture-sizes", "1,2", *SIX[1:], "--capture-limit", "2"), "in place of --capture-limit"),
             (("--capture-sizes", "1,x", *SIX[1:]), "--capture-sizes holds 'x'"),
             (("--capture-sizes", "0", *SIX[1:]), "--capture-sizes holds '0'"),
+            (("--capture-sizes", 5000 * "9", *SIX[1:]), "--capture-sizes holds '999"),
             (("--capture-sizes", "", *SIX[1:]), "--capture-sizes holds ''"),
         ],
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from foreign_timings import FORWARD_CASES, case, request
 from refusal import refused
 from typer.testing import Result
 
@@ -32,6 +33,44 @@ def test_from_a_file_to_a_plan(run: Run, steps_file: Path, trace_file: Path, tmp
     assert CostTables.read(tables).source == "imported: step timings, steps.csv"
     replayed = run("simulate", trace_file, "--tables", tables, "--policy", "fixed:3", "--concurrency", "1,4")
     assert replayed.exit_code == 0, replayed.output
+
+
+def test_what_a_bench_replays_unpadded_is_padded_as_the_engine_would(run: Run, tmp_path: Path) -> None:
+    """5 requests with 4 drafts each are 25 tokens: vLLM runs them at 32, on the line between 20 and 512."""
+    verify, profile, tables = (tmp_path / name for name in ("verify.json", "profile.json", "tables.json"))
+    batches = [(1, 1), (5, 1), (6, 2), (5, 4), (128, 4)]
+    cases = [
+        case(f"{n}x{q}", n * [request(q, 1024 + q, q - 1)], [1000.0 * (5 + 0.02 * n * q)] * 20) for n, q in batches
+    ]
+    verify.write_text(json.dumps(cases))
+    done = run("import", "costs", verify, "--format", "vllm-forward", "-k", "4", "-o", profile)
+    assert done.exit_code == 0, done.output
+    assert "capture limit 512 tokens" in done.output
+    assert run("tables", profile, "-o", tables).exit_code == 0
+    read = CostTables.read(tables)
+    assert read.verify_row(5, 1024)[25] == pytest.approx(5 + 0.02 * 32)
+    told = run("check", tables).output
+    assert "no graph is of" not in told
+    assert "capture sizes were not measured" not in told
+    # An engine that captures 25 tokens as well.
+    run(
+        "import", "costs", verify, "--format", "vllm-forward", "-k", "4", "--capture-sizes", "1,8,25,512", "-o", profile
+    )
+    assert run("tables", profile, "-o", tables).exit_code == 0
+    assert CostTables.read(tables).verify_row(5, 1024)[25] == pytest.approx(5 + 0.02 * 25)
+
+
+def test_capture_sizes_that_are_none(run: Run, steps_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "profile.json"
+    import_steps = ("import", "costs", steps_file, "--format", "steps", "-k", "3", "-o", output)
+    for wrong in ("8,4", "4,4"):
+        refused(run, 2, "ascending and distinct", *import_steps, "--capture-sizes", wrong)
+    refused(run, 2, "--capture-sizes holds 'x'", *import_steps, "--capture-sizes", "4,x")
+    import_forward = (*import_steps[:4], "vllm-forward", *import_steps[5:])
+    steps_file.write_text(json.dumps(FORWARD_CASES))
+    limit = ("--capture-sizes", "4,64", "--capture-limit", "32")
+    refused(run, 2, "--capture-limit is 32, expected the largest of --capture-sizes, 64", *import_forward, *limit)
+    assert not output.exists()
 
 
 def test_json_is_all_there_is_on_stdout(run: Run, steps_file: Path, tmp_path: Path) -> None:

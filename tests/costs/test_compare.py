@@ -233,6 +233,10 @@ class TestWhatIsCompared:
         assert costs_of(more) == costs_of(profile)
         assert [len(points) for points in costs_of(of_samples(*extra)).values()] == [0, 0, 0, 1, 0, 0, 0]
 
+    def test_replays_past_the_limit_are_of_smooth_steps(self) -> None:
+        profile = of_samples(captured([1.0] * 6, num_tokens=64), capture_sizes=[4, 8])
+        assert region(compare_costs(profile, profile), "smooth").points
+
     def test_points_of_another_mode_or_shape_are_others(self) -> None:
         """A drafter that could not be captured any more is not held against the one that was."""
         draft = captured([1.0] * 6, model="draft", k=3)

@@ -38,6 +38,26 @@ def test_a_sound_profile_has_none_of_these(make_profile: Make) -> None:
     assert not codes & {"outlier", "size-not-executed", "swapped-columns", "implausible-unit", "warm-up-in-samples"}
 
 
+def test_replays_past_the_capture_limit_lack_the_jump(make_profile: Make) -> None:
+    """24, 32 and 48 tokens, of an engine whose largest graph holds 16, were timed as replays of their own."""
+
+    def as_replays(modes: dict[int, str]) -> Profile:
+        return changed(
+            make_profile(),
+            lambda sample: msgspec.structs.replace(sample, mode=modes.get(sample.num_tokens, sample.mode)),
+        )
+
+    profile = as_replays({24: "graph", 32: "graph", 48: "graph"})
+    finding = found(profile, "replayed-above-limit")
+    assert (finding.severity, finding.place) == ("warning", "verify")
+    assert "3 verify steps of 24 to 48 tokens" in finding.message
+    assert "past the capture limit (16)" in finding.message
+    tables = tables_from_profile(profile)
+    assert tables.verify_row(4, 128)[24] == 1.0 + 3.0 + 1.0 + 0.5 + 4.0
+    # Where some of these were timed eagerly, they alone are priced, and nothing is wanting.
+    assert "replayed-above-limit" not in {each.code for each in tables_from_profile(as_replays({24: "graph"})).findings}
+
+
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_an_outlier(make_profile: Make, factor: float) -> None:
     def spoil(sample: Sample) -> Sample:

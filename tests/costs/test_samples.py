@@ -29,6 +29,22 @@ def test_verify_points_run_in_the_mode_a_step_of_that_size_would(make_profile: M
     assert sorted(size for row, size in at if row == 1) == [1, 2, 4]
 
 
+def test_replays_past_the_limit_stand_in_where_nothing_was_timed_eagerly(
+    make_profile: MakeProfile, make_sample: MakeSample
+) -> None:
+    def is_up_to_limit(sample: Sample) -> bool:
+        return sample.model == "draft" or sample.num_tokens <= 16
+
+    replayed = [make_sample("verify", "graph", 4, t, None, 128, [ms]) for t, ms in ((24, 5.0), (48, 8.0))]
+    points = verify_points(make_profile(keep=is_up_to_limit, extra=replayed))
+    above = points.size > 16
+    assert (points.size[above].tolist(), points.median_ms[above].tolist()) == ([24, 48], [5.0, 8.0])
+    # Beside eager steps they would lie below the line of these.
+    one_eager = make_sample("verify", "eager", 4, 32, None, 128, [9.0])
+    points = verify_points(make_profile(keep=is_up_to_limit, extra=[*replayed, one_eager]))
+    assert points.size[points.size > 16].tolist() == [32]
+
+
 def test_verify_points_are_of_one_layout(make_profile: MakeProfile, make_sample: MakeSample) -> None:
     expanded = [make_sample("verify", "graph", 4, 16, None, 128, [9.0], "batch-expansion")]
     profile = make_profile(extra=expanded)

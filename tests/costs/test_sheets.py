@@ -94,6 +94,19 @@ def test_replays_of_other_sizes_are_read_at_the_engines() -> None:
     assert short.source[0].tolist() == [Source.MEASURED, Source.EXTRAPOLATED, Source.MEASURED]
 
 
+def test_a_context_without_replays_up_to_the_limit_is_priced_by_what_it_has(
+    make_profile: Make, make_sample: Make
+) -> None:
+    shapes = [(5, 128, 1.0), (20, 128, 2.0), (64, 512, 8.0), (96, 512, 9.0)]
+    samples = [make_sample("verify", "graph", 4, t, None, context, [ms] * 20) for t, context, ms in shapes]
+    profile = make_profile(
+        keep=lambda sample: sample.model == "draft", extra=samples, capture_sizes=[1, 8, 16], max_num_batched_tokens=96
+    )
+    tables = tables_from_profile(profile)
+    assert tables.verify_row(4, 128)[8] == pytest.approx(1.0)
+    assert [tables.verify_row(4, 512)[t] for t in (8, 64, 80)] == [8.0, 8.0, 8.5]
+
+
 def test_an_engines_sizes_price_what_was_timed_unpadded(make_profile: Make, make_sample: Make) -> None:
     """A bench replays 1, 5, 12, 20 and 64 tokens as they are; the engine captures 8 and 24 too, and runs 21 at 24."""
     own = [sample for sample in make_profile().samples if sample.model == "draft"]

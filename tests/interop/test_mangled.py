@@ -29,14 +29,20 @@ from specplan.files import Profile
 from specplan.interop import FORMATS, Facts, ReadingOptions, import_costs
 
 # A sound file of each form, and what it has to be told.
-JSON_SOURCES: dict[str, tuple[str, Any, dict[str, int]]] = {
+JSON_SOURCES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "steps": ("steps", [{"num_reqs": 2, "num_tokens": 8, "context_len": 64, "mode": "graph", "ms": 2.5}], {}),
     "vllm-forward": ("vllm-forward", FORWARD_CASES, {"capture_limit": 16}),
+    "vllm-forward, sizes": ("vllm-forward", FORWARD_CASES, {"capture_sizes": (1, 8, 24)}),
     "vllm-steps": ("vllm-steps", STEP_SAMPLES, {"context_len": 64}),
     "sglang-sps": (
         "sglang-sps",
         SPS_BY_TOKENS,
         {"context_len": 64, "capture_limit": 16, "max_num_seqs": 8},
+    ),
+    "sglang-sps, sizes": (
+        "sglang-sps",
+        SPS_BY_TOKENS,
+        {"context_len": 64, "capture_sizes": (12, 24), "max_num_seqs": 8},
     ),
     "sglang-sps, additive": ("sglang-sps", SPS_ADDITIVE, {"context_len": 64, "capture_limit": 16}),
     "sglang-dump": ("sglang-dump", DUMP, {}),
@@ -48,7 +54,7 @@ JSON_SOURCES: dict[str, tuple[str, Any, dict[str, int]]] = {
         {"context_len": 64, "capture_limit": 16},
     ),
 }
-CSV_SOURCES: dict[str, tuple[str, str, dict[str, int]]] = {
+CSV_SOURCES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "steps": ("steps", STEP_ROWS, {}),
     "vidur": ("vidur", OPERATOR_TIMES, {"max_num_seqs": 4, "capture_limit": 8, "tensor_parallel_size": 1}),
 }
@@ -130,7 +136,7 @@ def mangled(value: Any, data: st.DataObject) -> Any:
     return value
 
 
-def is_imported(format: str, content: bytes, told: dict[str, int]) -> bool:
+def is_imported(format: str, content: bytes, told: dict[str, Any]) -> bool:
     """Whether the file is taken, and then holds; what is refused is refused as a user is told, on one line."""
     with TemporaryDirectory() as folder:
         path, output = Path(folder) / "source", Path(folder) / "profile.json"

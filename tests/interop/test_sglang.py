@@ -9,6 +9,7 @@ import pytest
 from foreign_timings import DUMP, DUMP_RECORDS, SPS_ADDITIVE, SPS_BY_TOKENS, record, reqs
 
 from specplan.costs import tables_from_profile
+from specplan.costs.samples import draft_points
 from specplan.errors import ConfigError, FileError
 from specplan.files import Profile
 from specplan.interop import Facts, ReadingOptions, import_costs
@@ -36,6 +37,13 @@ class TestSps:
         assert "drafting is in it" in profile.environment.timing_scope
         tables = tables_from_profile(profile)
         assert [tables.verify_row(8, 0)[size] for size in (8, 9, 31, 33)] == [1.0, 1.25, 2.0, 2.5]
+
+    def test_an_engine_of_other_sizes_than_the_probes(self, imported: Imported) -> None:
+        told = {"num_speculative_tokens": 7, "max_num_seqs": 16, "context_len": 1024}
+        profile = imported("sglang-sps", json.dumps(SPS_BY_TOKENS), capture_sizes=(8, 24, 32), **told)
+        assert (profile.capture_sizes, [s.mode for s in profile.samples]) == ([8, 24, 32], [*3 * ["graph"], "eager"])
+        row = tables_from_profile(profile).verify_row(16, 0)
+        assert [row[size] for size in (17, 24, 25, 64)] == [1.625, 1.625, 2.0, 2.5]
 
     def test_the_additive_form(self, imported: Imported) -> None:
         profile = imported(
@@ -83,6 +91,23 @@ class TestSps:
 
 
 class TestDump:
+    def test_sizes_that_the_dump_denies_are_refused(self, imported: Imported) -> None:
+        with pytest.raises(ConfigError, match="ran padded to 16 tokens, which is none of the 2 --capture-sizes"):
+            imported("sglang-dump", json.dumps(DUMP), capture_sizes=(8, 32))
+
+    def test_drafting_is_priced_by_all_of_it(self, imported: Imported) -> None:
+        """A dump tells neither what the drafter's first pass took nor that it took less than the verify pass did."""
+        records = [
+            record(ct, 4, 4 + ct % 29, draft_gpu_ms=1.0 + ct / 400, target_verify_gpu_ms=8.0, **reqs(9, 9, 9, 9))
+            for ct in range(400)
+        ]
+        profile = imported("sglang-dump", json.dumps({**DUMP, "gamma": 7, "records": records}))
+        drafts = [sample for sample in profile.samples if sample.model == "draft"]
+        assert (len(drafts), {sample.feed_len for sample in drafts}) == (29, {None})
+        (repetitions,) = draft_points(profile).repetitions_ms
+        assert sorted(repetitions) == [1.0 + ct / 400 for ct in range(400)]
+        assert tables_from_profile(profile).feed_costs == []
+
     @pytest.mark.parametrize(
         "content",
         [

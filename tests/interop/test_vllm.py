@@ -25,14 +25,32 @@ class TestForward:
         ] == [
             ("graph", 4, 4, 1024, [2.0, 2.01, 2.02]),
             ("graph", 4, 16, 1024, [2.4, 2.42, 2.41]),
-            ("eager", 4, 32, 1024, [3.0]),
+            ("graph", 4, 32, 1024, [3.0]),
         ]
-        assert (profile.capture_sizes, profile.environment.graph_kind) == ([4, 16], "cuda-graph")
+        assert (profile.capture_sizes, profile.environment.graph_kind) == ([1, 2, 4, 8, 16], "cuda-graph")
         assert profile.source == "imported: vllm bench forward, source0"
         for left_out in ("lm_head", "sampling", "host"):
             assert left_out in profile.environment.timing_scope
-        # Nothing padded in the file; a table pads all the same: 5 tokens run as 16.
-        assert tables_from_profile(profile).verify_row(4, 1024)[5] == 2.41
+        tables = tables_from_profile(profile)
+        # Past the limit the file's replay is all there is.
+        assert tables.verify_row(4, 1024)[32] == 3.0
+        assert "replayed-above-limit" in {finding.code for finding in tables.findings}
+
+    @pytest.mark.parametrize(
+        ("options", "sizes"),
+        [
+            ({}, [1, 2, 4, 8, 16, 24, 32]),  # vLLM's, as far as was timed
+            ({"capture_limit": 512}, [1, 2, 4, 8, 16, 24, 32]),
+            ({"capture_limit": 20}, [1, 2, 4, 8, 16]),
+            ({"capture_limit": 0}, []),
+            ({"capture_sizes": (4, 20, 64)}, [4, 20, 64]),
+            ({"capture_sizes": (4, 20, 64), "capture_limit": 64}, [4, 20, 64]),
+        ],
+    )
+    def test_the_engines_capture_sizes(self, imported: Imported, options: dict[str, Any], sizes: list[int]) -> None:
+        profile = imported("vllm-forward", json.dumps(FORWARD_CASES), num_speculative_tokens=7, **options)
+        assert profile.capture_sizes == sizes
+        assert {sample.mode for sample in profile.samples} == {"graph"}
 
     def test_the_slowest_rank_counts(self, imported: Imported) -> None:
         cases = [case("decode", [request(1, 100)], [1.0, 9.0, 2.0], [3.0, 4.0, 5.0])]

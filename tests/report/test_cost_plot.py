@@ -214,6 +214,14 @@ def test_nothing_captured_has_no_limit_and_no_staircase() -> None:
     assert "captured graph" not in texts(passes)
 
 
+def test_replays_past_the_limit_are_drawn_as_what_they_are() -> None:
+    samples = [verify("graph", 4, t, 10.0 + t) for t in (4, 8, 16, 32)]
+    profile = make_profile(samples, capture_sizes=[4, 8, 16])
+    passes = panels(profile, tables_from_profile(profile))[0]
+    assert [x for x, *_ in points(passes, "4 requests, graph")] == [4, 8, 16, 32]
+    assert points(passes, "4 requests, eager") == []
+
+
 def test_extrapolated_cells_are_dashed_and_shaded_and_no_others() -> None:
     tables = tables_from_profile(PASSES, max_num_tokens=64)  # measured to 32
     passes = panels(PASSES, tables)[0]

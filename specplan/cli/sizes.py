@@ -1,0 +1,18 @@
+"""Capture sizes, as commands take them."""
+
+from __future__ import annotations
+
+__all__ = ["parse_sizes"]
+
+
+def parse_sizes(text: str) -> list[int]:
+    """`1,2,4` as numbers, in their order."""
+    from specplan.errors import ConfigError
+
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [
+        part for part in parts if not (part.isascii() and part.isdigit() and len(part) < 8 and 0 < int(part) <= 2**20)
+    ]
+    if wrong:
+        raise ConfigError(f"--capture-sizes holds {wrong[0]!r}, expected whole numbers of 1 to {2**20}", "try 1,2,4,8")
+    return [int(part) for part in parts]
