@@ -276,9 +276,7 @@ def _few_repetitions(profile: Profile) -> Iterator[Finding]:
             severity="warning",
             place="profile",
             message=f"{len(few)} of {len(counts)} samples have fewer than {_FEW} repetitions, at least {min(few)}",
-            hint="their medians are less sure; give the sweep more time: specplan profile --time-budget SECONDS"
-            if profile.source == "measured"
-            else "their medians are less sure, and one alone has no interval; import every repetition, a row each",
+            hint="their medians are less sure; give the sweep more time: specplan profile --time-budget SECONDS",
         )
 
 

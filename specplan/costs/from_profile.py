@@ -13,6 +13,7 @@ from specplan.costs.build import check_at_least, check_monotone, check_semantics
 from specplan.costs.conditions import judge_conditions
 from specplan.costs.feeds import compare_feeds, judge_feeds
 from specplan.costs.findings import Evidence, judge_costs, judge_profile
+from specplan.costs.hints import hints_for
 from specplan.costs.layouts import compare_layouts
 from specplan.costs.limits import judge_limits
 from specplan.costs.machinery import host_in_parts, price_machinery
@@ -131,6 +132,7 @@ def tables_from_profile(
             layout_costs=compare_layouts(profile),
             feed_costs=feeds,
         )
+    tables = msgspec.structs.replace(tables, findings=hints_for(profile.source, tables.findings))
     strata = strata_of(whole, tables)
     # Findings are of costs as an engine runs them, however they are read between what was measured.
     as_run = msgspec.structs.replace(
@@ -146,7 +148,8 @@ def tables_from_profile(
 def judge_samples(profile: Profile, refused: CoverageError) -> list[Finding]:
     """What there is to say of samples that no table can be made of, and of that."""
     finding = Finding(code="no-tables", severity="warning", place="profile", message=refused.message, hint=refused.hint)
-    return [finding, *judge_profile(profile), *judge_plausibility(profile), *judge_conditions(profile)]
+    of_samples = [*judge_profile(profile), *judge_plausibility(profile), *judge_conditions(profile)]
+    return [finding, *hints_for(profile.source, of_samples)]
 
 
 @contextmanager

@@ -106,6 +106,19 @@ def test_profiles(make_profile: MakeProfile, changes: dict[str, Any], code: str 
     assert findings == ({code: message} if code else {})
 
 
+@pytest.mark.parametrize("source", ["measured", "imported: step timings, steps.csv"])
+def test_hints_are_open_to_whoever_has_the_costs(make_profile: MakeProfile, source: str) -> None:
+    """One repetition, one context, a fall, and neither prompts nor the drafter's pass over them."""
+    profile = make_profile(source=source, repetitions=lambda ms: [20.0 - ms])
+    by_code = {finding.code: finding.hint for finding in tables_from_profile(profile).findings}
+    own = {"few-repetitions", "non-monotone", "one-context", "mixed-not-measured", "draft-prefill-not-measured"}
+    assert own <= set(by_code)
+    if source == "measured":
+        assert "specplan profile" in by_code["mixed-not-measured"]
+    else:
+        assert all("import" in by_code[code] and "specplan profile" not in by_code[code] for code in own)
+
+
 def test_host_samples_are_judged_as_no_pass_is(make_profile: MakeProfile, make_sample: MakeSample) -> None:
     """Steps as they came: one of a shape may be all there is, and they differ more than one pass run over and over."""
     wild = [make_sample("host", "eager", 2, tokens, 3, 0, [0.1, 0.9, 5.0]) for tokens in (2, 8)]
