@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from specplan.costs.samples import are_unpadded
 from specplan.files.profile import Machinery, Profile, Sample
 from specplan.files.tables import Finding
 from specplan.shapes import reachable_sizes
@@ -188,8 +189,7 @@ def _incomplete(profile: Profile) -> Iterator[Finding]:
     }
     most_tokens = min(profile.max_num_seqs * (1 + profile.num_speculative_tokens), profile.max_num_batched_tokens)
     reached = reachable_sizes(profile.capture_sizes, most_tokens)
-    is_unpadded = not captured <= set(profile.capture_sizes)  # timed at sizes of its own, and read at the engine's
-    missing = [] if is_unpadded else [size for size in reached if size not in captured]
+    missing = [] if are_unpadded(captured, profile) else [size for size in reached if size not in captured]
     if not profile.complete or missing:
         what = f"{len(missing)} of {len(reached)} capture sizes were not measured" if missing else ""
         stopped = "" if profile.complete else "the sweep was stopped before its end"

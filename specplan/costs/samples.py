@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -17,6 +17,7 @@ from specplan.shapes import Layout, Lengths
 
 __all__ = [
     "Points",
+    "are_unpadded",
     "draft_points",
     "draft_prefill_points",
     "host_points",
@@ -99,6 +100,17 @@ def verify_points(profile: Profile, layout: Layout = "multi-query") -> Points:
         if sample.mode == ("graph" if sample.executed_num_tokens <= limit else mode_above)
     ]
     return _pool(profile.samples, chosen)
+
+
+def are_unpadded(replayed: Collection[int], profile: Profile) -> bool:
+    """Whether replays of these sizes are to be read at the engine's, for they were timed as they are.
+
+    A sweep of specplan's own replays what the engine would, and where sizes are missing it was cut short; a bench of
+    others may have left out any.
+    """
+    others = set(profile.capture_sizes).symmetric_difference(replayed)
+    is_own = profile.source.startswith("measured")
+    return bool(others.intersection(replayed) if is_own else others)
 
 
 def draft_points(profile: Profile) -> Points:

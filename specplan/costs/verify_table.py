@@ -12,7 +12,7 @@ from specplan.costs.error import LEAVE_ONE_OUT, leave_one_out, split_half, summa
 from specplan.costs.findings import MeasuredCurve
 from specplan.costs.pricing import Rows
 from specplan.costs.rows import MEASURE_ANEW, Pricing, curves_of
-from specplan.costs.samples import Points, verify_points
+from specplan.costs.samples import Points, are_unpadded, verify_points
 from specplan.errors import CoverageError
 from specplan.files.profile import Profile
 from specplan.files.tables import Monotone, RegionError, Semantics
@@ -52,8 +52,7 @@ def price_verify(
     points = verify_points(profile)
     replayed = np.unique(points.size[points.size <= profile.capture_limit]).tolist()
     _require_points(profile, points, replayed)
-    # Replays of other sizes than the engine's were timed unpadded. Sizes of a sweep that was cut short are fewer.
-    is_unpadded = not set(replayed) <= set(profile.capture_sizes)
+    is_unpadded = are_unpadded(replayed, profile)
     captured = list(profile.capture_sizes) if is_unpadded else replayed
     limit = max(captured, default=0)
     max_num_reqs = _most_requests(profile, points, max_num_reqs)

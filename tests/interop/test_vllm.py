@@ -31,7 +31,11 @@ class TestForward:
         assert profile.source == "imported: vllm bench forward, source0"
         for left_out in ("lm_head", "sampling", "host"):
             assert left_out in profile.environment.timing_scope
+        # Nothing padded in the file; a table pads all the same: 5 tokens run as 8, a third of the way from 4 to 16,
+        # though every size that was timed is one of the engine's.
         tables = tables_from_profile(profile)
+        assert tables.verify_row(4, 1024)[5] == pytest.approx(2.01 + 0.4 / 3)
+        assert "incomplete-profile" not in {finding.code for finding in tables.findings}
         # Past the limit the file's replay is all there is.
         assert tables.verify_row(4, 1024)[32] == 3.0
         assert "replayed-above-limit" in {finding.code for finding in tables.findings}
