@@ -33,6 +33,7 @@ class Source(IntEnum):
     UNMEASURED = 4  # no cost at all: infinite in memory, null in a file
 
 
+LEAST_MS: Final = 1e-6  # a nanosecond: no step, and far from where ratios overflow
 MOST_MS: Final = 1e9  # eleven days: no step, and far from where sums of steps overflow
 LETTERS: Final = "mpixu"
 LEGEND: Final = {letter: source.name.lower() for letter, source in zip(LETTERS, Source, strict=True)}
@@ -91,7 +92,7 @@ def _check_costs(
     positive: bool,
     unmeasured: NDArray[np.bool_] | None = None,
 ) -> None:
-    bad = ~np.isfinite(ms) | ((ms <= 0) if positive else (ms < 0)) | (ms > MOST_MS)
+    bad = ~np.isfinite(ms) | ((ms < LEAST_MS) if positive else (ms < 0)) | (ms > MOST_MS)
     if unmeasured is not None:
         bad = np.where(unmeasured, ms != np.inf, bad)
     _refuse_cells(f".{prefix}ms", ms, bad, "a positive" if positive else "a non-negative")

@@ -31,7 +31,7 @@ PROFILE_SCHEMA: Final = "specplan.profile/1"
 Count = Annotated[int, Meta(ge=1, le=2**20)]
 CountOrZero = Annotated[int, Meta(ge=0, le=2**31)]
 Drafts = Annotated[int, Meta(ge=0, le=2**12)]
-Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
+Milliseconds = Annotated[float, Meta(ge=1e-6, le=1e9)]
 # What was timed: a pass of a model, or what the host does around the passes of a step.
 Machinery = Literal["metadata", "bare-metadata", "budget", "admission"]
 Timed = Literal["draft", "verify", "head", "draft-prefill", "host"] | Machinery

@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from specplan.errors import ConfigError, CoverageError
+from specplan.errors import ConfigError
 from specplan.files import CostTables, Profile
 from specplan.files._atomic import write_atomically
 from specplan.report.cost_page import cost_page
@@ -43,7 +43,6 @@ HEIGHTS_IN: Final = (0.8, 4.4, 3.4)  # of the head, the first panel, and the row
 COLUMNS: Final = 130  # characters of a title
 DPI: Final = 130
 NAME_WIDTH: Final = 40  # characters of a name in the title
-LEAST_MS: Final = 1e-6  # no step is as short, and none can stand on one axis with one that is
 
 
 def cost_figure(profile: Profile, tables: CostTables) -> Figure:
@@ -58,12 +57,6 @@ def cost_figure(profile: Profile, tables: CostTables) -> Figure:
     from specplan.report.cost_drawing import draw_panel, key_lines
     from specplan.report.cost_panels import cost_panels
 
-    shortest = min(min(sample.repetitions_ms) for sample in profile.samples)
-    if shortest < LEAST_MS:
-        raise CoverageError(
-            f"cannot draw a step of {shortest:g} ms: expected {LEAST_MS:g}, a nanosecond, or more",
-            "measure this profile anew: specplan profile",
-        )
     panels = cost_panels(profile, tables)
     top, below = panels[0], panels[1:]
     graph = "static padded step" if profile.environment.graph_kind == "static" else "graph replay"

@@ -139,7 +139,7 @@ mixed = partial(set_at, "samples", 4)
     [
         (draft("num_tokens", to="3"), "$.samples[1].num_tokens: expected int, got str"),
         (draft("num_reqs", to=0), "$.samples[1].num_reqs: expected int >= 1, got 0"),
-        (verify("repetitions_ms", 2, to=-1.0), "$.samples[0].repetitions_ms[2]: expected float > 0.0, got -1.0"),
+        (verify("repetitions_ms", 2, to=-1.0), "$.samples[0].repetitions_ms[2]: expected float >= 1e-06, got -1.0"),
         (verify("repetitions_ms", to=[]), "$.samples[0].repetitions_ms: expected array of length >= 1, got []"),
         (verify("layout", to="rows"), "$.samples[0].layout: invalid enum value 'rows'"),
         (
@@ -290,7 +290,10 @@ def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
 
 def test_what_would_not_read_back_is_not_written(profile: Profile, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    for bad, place in ((float("nan"), "expected a finite number, got nan"), (-1.0, "expected float > 0.0, got -1.0")):
+    for bad, place in (
+        (float("nan"), "expected a finite number, got nan"),
+        (-1.0, "expected float >= 1e-06, got -1.0"),
+    ):
         broken = msgspec.structs.replace(profile, samples=[sample(repetitions_ms=[1.0, bad])])
         with pytest.raises(FileError) as raised:
             broken.write(path)

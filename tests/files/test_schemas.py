@@ -18,6 +18,6 @@ def test_schemas_carry_the_bounds() -> None:
     repetitions = profile["$defs"]["Sample"]["properties"]["repetitions_ms"]
     assert repetitions == {
         "type": "array",
-        "items": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e9},
+        "items": {"type": "number", "minimum": 1e-06, "maximum": 1e9},
         "minItems": 1,
     }

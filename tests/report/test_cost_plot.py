@@ -334,12 +334,6 @@ def test_any_profile_that_has_tables_has_a_picture(
         assert costs == tables.verify_row(n, tables.contexts[-1])[sizes].tolist()
 
 
-def test_a_step_of_no_time_is_refused(tmp_path: Path) -> None:
-    profile = make_profile([sample("verify", "graph", 1, t, [ms]) for t, ms in ((1, 1e-9), (2, 1.0))])
-    with pytest.raises(CoverageError, match=r"cannot draw a step of 1e-09 ms"):
-        write_plot(tmp_path / "costs.png", profile, tables_from_profile(profile))
-
-
 HOSTILE = "$\\nope$ <script>alert('x')</script> & \"--> \x00\n漢 " + "very long " * 30
 
 
