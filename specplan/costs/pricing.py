@@ -52,7 +52,8 @@ def plan_row(
     above it; up to the first of those, that one's cost; past the last, the last slope goes on.
 
     linear: as if nothing were captured. floor: t costs the largest measured size <= t, as in engines that round down,
-    and what is past the last costs the last. exact: a size costs what it was measured to, or has no cost.
+    and what is past the last costs the last. exact: a size costs what it was measured to, however `monotone` would
+    have it, or has no cost.
     """
     if semantics == "floor":
         return _floor_row(sizes, max_size)
@@ -116,12 +117,13 @@ def price_rows(
     semantics: Semantics = "padded",
 ) -> Rows:
     """Rows of cells from rows of costs at the plan's sizes. A cell's source is the worst it rests on."""
-    origin = _origin(ms, plan.num_captured, monotone)
+    origin = _origin(ms, plan.num_captured, "none" if semantics == "exact" else monotone)
     ms = np.take_along_axis(ms, origin, -1)
     ci_ms = np.take_along_axis(ci_ms, origin, -1)
-    # At a captured size that runs cheaper at a larger one, pad-up pads.
+    # At a captured size that runs cheaper at a larger one, pad-up pads. What a running maximum raises stays what it is:
+    # the cost of a smaller size that was measured measures no larger one.
     source = np.maximum(
-        np.take_along_axis(source, origin, -1),
+        np.maximum(np.take_along_axis(source, origin, -1), source if monotone == "running-max" else 0),
         np.where(origin > np.arange(ms.shape[-1]), Source.PADDED, Source.MEASURED).astype(np.uint8),
     )
     base, low, high = ms[..., plan.base], ms[..., plan.low], ms[..., plan.high]
@@ -195,9 +197,9 @@ def reference_row(
     captured = [size for size in sizes if size <= capture_limit and semantics == "padded"]
     above = [size for size in sizes if size not in captured]
     cost = dict(zip(sizes, ms, strict=True))
-    if monotone == "running-max":
+    if monotone == "running-max" and semantics != "exact":
         cost = {size: max(cost[smaller] for smaller in sizes if smaller <= size) for size in sizes}
-    if monotone == "pad-up":
+    if monotone == "pad-up" and semantics != "exact":
         cost |= {size: min(cost[larger] for larger in captured if larger >= size) for size in captured}
 
     def cell(t: int) -> float:

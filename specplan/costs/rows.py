@@ -76,7 +76,15 @@ class Pricing:
     ) -> Sheet:
         if self.name != "verify":
             return fill_sheet(row, size, ms, ci_ms, rows=rows)
-        filled = fill_verify_sheet(row, size, ms, ci_ms, rows=rows, capture_limit=self.capture_limit)
+        filled = fill_verify_sheet(
+            row,
+            size,
+            ms,
+            ci_ms,
+            rows=rows,
+            capture_limit=self.capture_limit if self.semantics == "padded" else 0,
+            is_floor=self.semantics == "floor",
+        )
         held = hold_impossible(filled, rows)
         return at_capture_sizes(held, self.resampled_to) if self.resampled_to else held
 

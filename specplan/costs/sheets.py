@@ -31,7 +31,12 @@ def fill_sheet(
     *,
     rows: NDArray[np.int64],  # [R], ascending
 ) -> Sheet:
-    """Each size on its own: where a row was not measured, linear between the rows that were, held outside them."""
+    """Each size on its own: where a row was not measured, linear between the rows that were. Outside them it costs what
+    the nearest of them does, as many times as the two differ at the nearest size that the row was measured at.
+
+    A row's own measurements stand before what others lend it: nothing that is filled in costs more than a larger size
+    that was measured in its row, for a running maximum would carry it there.
+    """
     sizes = np.unique(size)
     shape = (len(rows), len(sizes))
     filled_ms, filled_ci, source = np.empty(shape), np.empty(shape), np.empty(shape, dtype=np.uint8)
@@ -44,7 +49,29 @@ def fill_sheet(
         inside = (rows > measured[0]) & (rows < measured[-1])
         source[:, column] = np.where(inside, Source.INTERPOLATED, Source.EXTRAPOLATED)
         source[np.isin(rows, measured), column] = Source.MEASURED
+    _scale_to_own(filled_ms, filled_ci, source)
+    own_ms = np.where(source == Source.MEASURED, filled_ms, np.inf)
+    dearest = np.minimum.accumulate(own_ms[:, ::-1], axis=1)[:, ::-1]  # of this row's own, from here on
+    filled_ms = np.where(source == Source.MEASURED, filled_ms, np.minimum(filled_ms, dearest))
     return Sheet(sizes=sizes, ms=filled_ms, ci_ms=filled_ci, source=source)
+
+
+def _scale_to_own(
+    ms: NDArray[np.float64],  # [R, S], changed in place, as is ci_ms
+    ci_ms: NDArray[np.float64],  # [R, S]
+    source: NDArray[np.uint8],  # [R, S] of Source
+) -> None:
+    """What rows hold of others, by what they cost of those where both were measured."""
+    is_own = source == Source.MEASURED
+    for r, own in enumerate(is_own):
+        for column in np.flatnonzero(source[r] == Source.EXTRAPOLATED):
+            lenders = np.flatnonzero(is_own[:, column])
+            lender = lenders[np.argmin(np.abs(lenders - r))]
+            both = np.flatnonzero(own & is_own[lender])
+            if len(both):
+                at = both[np.argmin(np.abs(both - column))]
+                ms[r, column] *= ms[r, at] / ms[lender, at]
+                ci_ms[r, column] *= ms[r, at] / ms[lender, at]
 
 
 def fill_verify_sheet(
@@ -55,12 +82,13 @@ def fill_verify_sheet(
     *,
     rows: NDArray[np.int64],  # [R], ascending
     capture_limit: int,
+    is_floor: bool = False,
 ) -> Sheet:
     """As `fill_sheet`, of a verify pass: the most tokens differ from row to row, and above the limit so do the sizes.
 
     Above the limit, where nothing pads, a size within a row's own lies on the line between its own. Past its own last a
     row goes on as the next larger one does, as much cheaper as it is there: of 32 requests no step has 33 x (1 + K)
-    tokens, and one of 33 lies between the two rows.
+    tokens, and one of 33 lies between the two rows. `is_floor`: not on the line, but at what the size below costs.
     """
     measured_rows = np.unique(row)
     sheet = fill_sheet(row, size, ms, ci_ms, rows=measured_rows)
@@ -72,9 +100,13 @@ def fill_verify_sheet(
         between = smooth & ~own & (np.arange(len(own)) < last)
         if between.any() and (own & smooth).any():
             x = sheet.sizes[own & smooth]
-            filled[r, between] = np.interp(sheet.sizes[between], x, filled[r, own & smooth])
-            sheet.ci_ms[r, between] = np.interp(sheet.sizes[between], x, sheet.ci_ms[r, own & smooth])
-            source[r, between] = Source.INTERPOLATED
+            at = sheet.sizes[between]
+            if is_floor:
+                at = x[np.maximum(np.searchsorted(x, at, side="right") - 1, 0)]
+            filled[r, between] = np.interp(at, x, filled[r, own & smooth])
+            sheet.ci_ms[r, between] = np.interp(at, x, sheet.ci_ms[r, own & smooth])
+            has_smaller = np.arange(len(own)) > np.flatnonzero(own)[0]
+            source[r, between] = np.where(has_smaller, Source.INTERPOLATED, Source.EXTRAPOLATED)[between]
         beyond = np.arange(len(own)) > last
         if r + 1 < len(measured_rows):
             cheaper_ms = filled[r + 1, last] - filled[r, last]

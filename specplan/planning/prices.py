@@ -22,7 +22,7 @@ __all__ = ["DrafterInput", "MixedPrices", "Region", "StepPrices", "StepSize", "V
 
 DrafterInput = Literal["last", "step"]
 Region = Literal["captured", "smooth", "mixed"]
-_FAR = 2.0  # times the longest context that was measured
+_FAR = 2.0  # times the longest context that was measured, where its slope goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,7 +68,7 @@ class VerifyPrices:
             verify_ms=verify_ms,
             extrapolated=extrapolated,
             context_ms=tables.context_ms,
-            furthest_context=_FAR * contexts[-1] if contexts[-1] > 0 else math.inf,
+            furthest_context=_furthest(tables),
             capture_limit=tables.capture_limit,
         )
 
@@ -80,9 +80,9 @@ class VerifyPrices:
                 ci_ms[c, n] = tables.verify_ci_row(n, context)[: len(ci_ms[c, n])]
         return VerifyPrices(contexts=self.contexts, verify_ms=ci_ms, extrapolated=self.extrapolated)
 
-    def beyond_ms(self, num_reqs: int, context_len: float) -> float:
+    def beyond_ms(self, num_reqs: int, context_len: float, longest: float) -> float:
         """What contexts past the longest measured add."""
-        return float(self.context_ms * (num_reqs * max(context_len - self.contexts[-1], 0.0)))
+        return float(self.context_ms * (num_reqs * max(context_len - longest, 0.0)))
 
     def row(self, num_reqs: int, context_len: float) -> NDArray[np.float64]:  # [max_num_tokens + 1]
         low, high, weight = place_on(self.contexts, context_len)
@@ -96,6 +96,15 @@ class VerifyPrices:
         low, high, weight = place_on(self.contexts, context_len)
         cells = self.extrapolated[:, num_reqs, num_tokens]
         return bool((weight < 1 and cells[low]) or (weight > 0 and cells[high]))
+
+
+def _furthest(tables: CostTables) -> float:
+    """Past which context a cost rests on what nobody measured: soon where the longest is held, later where what each
+    token adds is known. Curves without a context hold for any."""
+    longest = tables.contexts[-1]
+    if longest == 0:
+        return math.inf
+    return _FAR * longest if tables.context_ms > 0 else float(longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -316,7 +325,9 @@ class StepPrices:
     def target_row(self, size: StepSize, most_drafts: int) -> NDArray[np.float64]:  # [> T + most_drafts]
         """What a step costs by its tokens, for the budget rule: read from its T non-draft tokens on. The target's pass,
         and where the drafter's first pass takes all that was verified, what that adds to it."""
-        mixed, beyond_ms = self._mixed(size), self.verify.beyond_ms(size.num_verifying, size.context_len)
+        mixed = self._mixed(size)
+        longest = (self.verify if mixed is None else mixed).contexts[-1]
+        beyond_ms = self.verify.beyond_ms(size.num_verifying, size.context_len, longest)
         if mixed is None:
             row = self.verify.row(size.num_reqs, size.context_len) + beyond_ms
         else:

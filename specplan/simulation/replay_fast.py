@@ -317,8 +317,10 @@ def _fill_target_ms(row: Any, target: Any, size: Any, first: int, last: int) -> 
     """StepPrices.target_row with `first` to `last` drafts in all, at these places of `row`."""
     contexts, verify_ms, beyond, (feed_ms, feed_len), (mixed_contexts, verifying, drafts, prompts, mixed_ms) = target
     num_reqs, num_verifying, prompt_tokens, context_len = size
-    beyond_ms = beyond[0] * (num_verifying * max(context_len - contexts[-1], 0.0))
-    if prompt_tokens > 0 and len(mixed_ms) > 0:
+    is_mixed = prompt_tokens > 0 and len(mixed_ms) > 0
+    longest = mixed_contexts[-1] if is_mixed else contexts[-1]
+    beyond_ms = beyond[0] * (num_verifying * max(context_len - longest, 0.0))
+    if is_mixed:
         by_drafts = _by_drafts(mixed_contexts, verifying, prompts, mixed_ms, size)
         for budget in range(first, last + 1):
             each = budget / max(num_verifying, 1)

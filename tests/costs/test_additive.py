@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from specplan.costs import tables_from_profile
 from specplan.costs.additive import fit_additive
 from specplan.costs.samples import Points, verify_points
-from specplan.files import Profile, Sample
+from specplan.files import CostTables, Profile, Sample
 from specplan.planning import parse_policy
 from specplan.planning.prices import StepPrices, StepSize, VerifyPrices
 
@@ -95,3 +96,41 @@ def test_curves_of_real_gpus_nearly_add_up(gpu: str, model: str, at_most: float)
     assert fit is not None
     assert fit.error.mape < at_most
     assert 0 < fit.context_ms < 1e-3
+
+
+def tables_of_contexts(make_profile: MakeProfile, contexts: tuple[int, ...], *, is_additive: bool) -> CostTables:
+    profile = make_profile(contexts=contexts)
+    samples = [
+        msgspec.structs.replace(
+            sample,
+            repetitions_ms=[
+                1
+                + 0.01 * sample.num_tokens
+                + 0.0001 * sample.num_reqs * sample.context_len ** (1 if is_additive else 2)
+            ]
+            * 6,
+        )
+        for sample in profile.samples
+    ]
+    return tables_from_profile(msgspec.structs.replace(profile, samples=samples))
+
+
+def test_a_step_counts_as_extrapolated_past_the_longest_context(make_profile: MakeProfile) -> None:
+    """Past twice that, where what each token of context adds is known."""
+
+    def furthest(tables: CostTables) -> list[bool]:
+        prices = StepPrices.from_tables(
+            VerifyPrices.from_tables(tables, max_num_reqs=4, max_num_tokens=32, num_speculative_tokens=7),
+            tables,
+            policy=parse_policy("fixed:1"),
+            num_speculative_tokens=7,
+        )
+        size = StepSize(num_reqs=4, num_verifying=4, num_sampling=4, num_prompt_tokens=0, context_len=256)
+        return [prices.is_extrapolated(replace(size, context_len=context), 4) for context in (256, 257, 512, 513)]
+
+    additive = tables_of_contexts(make_profile, (128, 256), is_additive=True)
+    assert additive.context_ms == pytest.approx(0.0001)
+    assert furthest(additive) == [False, False, False, True]
+    curved = tables_of_contexts(make_profile, (64, 128, 256), is_additive=False)
+    assert curved.context_ms == 0
+    assert furthest(curved) == [False, True, True, True]

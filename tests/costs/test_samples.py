@@ -115,7 +115,9 @@ def test_fill() -> None:
         rows=np.array([1, 2, 3, 4, 6, 8]),
     )
     assert sheet.sizes.tolist() == [8, 16]
-    assert sheet.ms.T.tolist() == [[2.0, 2.0, 2.5, 3.0, 3.0, 3.0], [5.0, 5.0, 5.0, 5.0, 7.0, 9.0]]
+    third = pytest.approx(10 / 3)  # of 4 requests, as many times as 2 cost of them at 8 tokens; and 8, at 16
+    assert sheet.ms.T.tolist() == [[2.0, 2.0, 2.5, 3.0, 3.0, pytest.approx(5.4)], [5.0, third, 5.0, 5.0, 7.0, 9.0]]
+    assert sheet.ci_ms[1].tolist() == [0.2, pytest.approx(1 / 3)]
     assert sheet.ci_ms[4].tolist() == [0.3, pytest.approx(0.7)]
     m, i, x = Source.MEASURED, Source.INTERPOLATED, Source.EXTRAPOLATED
     assert sheet.source.T.tolist() == [[x, m, i, m, x, x], [x, x, x, m, i, m]]
@@ -131,5 +133,5 @@ def test_fewer_tokens_than_requests_cost_what_as_many_do() -> None:
         rows=np.array([2, 4]),
     )
     held = hold_impossible(sheet, np.array([2, 4]))
-    assert held.ms.tolist() == [[9.0, 5.0, 7.0], [6.0, 6.0, 7.0]]
+    assert held.ms.tolist() == [[9.0, 5.0, pytest.approx(7 * 5 / 6)], [6.0, 6.0, 7.0]]
     assert held.source[1].tolist() == [Source.PADDED, Source.MEASURED, Source.MEASURED]

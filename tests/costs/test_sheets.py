@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplan.costs import tables_from_profile
-from specplan.costs.sheets import Sheet, at_capture_sizes, fill_verify_sheet, hold_impossible
+from specplan.costs.sheets import Sheet, at_capture_sizes, fill_sheet, fill_verify_sheet, hold_impossible
 from specplan.files import Source
 from specplan.measure import ProfilePlan
 from specplan.shapes import padded_size, profiled_shapes
@@ -76,6 +76,70 @@ def test_above_the_limit_a_row_has_its_own_line() -> None:
     # 128 were not measured at 768: as much cheaper than 256 as at their own last.
     assert sheet.ms[0, 2] == pytest.approx(25.1 - (sheet.ms[1, 1] - 11.0))
     assert sheet.source[0, 2] == Source.EXTRAPOLATED
+
+
+def test_what_others_lend_a_row_is_no_dearer_than_what_it_measured() -> None:
+    """Drafting nothing was timed at 1 and 8 requests, 7 tokens at 4 as well: what 7 cost at 4 is not what none does."""
+    sheet = fill_sheet(
+        np.array([0, 0, 7, 7, 7]),
+        np.array([1, 8, 1, 4, 8]),
+        np.array([0.2, 0.3, 2.0, 2.4, 3.0]),
+        np.full(5, 0.1),
+        rows=np.array([0, 7]),
+    )
+    assert sheet.ms[0].tolist() == [0.2, pytest.approx(0.24), 0.3]
+    assert sheet.ci_ms[0, 1] == pytest.approx(0.01)
+    assert sheet.source[0].tolist() == [Source.MEASURED, Source.EXTRAPOLATED, Source.MEASURED]
+
+
+@given(
+    cells=st.dictionaries(
+        st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8, 16, 24])),
+        st.floats(0.1, 100),
+        min_size=2,
+    ),
+    limit=st.sampled_from([0, 8, 24]),
+    is_floor=st.booleans(),
+)
+def test_a_row_keeps_what_it_measured(cells: dict[tuple[int, int], float], limit: int, is_floor: bool) -> None:
+    """Whatever the others did: through the fill to the bit, and under a running maximum unless its own smaller sizes
+    or what is past its last are dearer."""
+    row, size = np.array(list(cells)).T
+    rows = np.unique(row)
+    sheet = fill_verify_sheet(
+        row,
+        size,
+        np.array(list(cells.values())),
+        np.zeros(len(cells)),
+        rows=rows,
+        capture_limit=limit,
+        is_floor=is_floor,
+    )
+    for r, num_reqs in enumerate(rows.tolist()):
+        own = {t: ms for (n, t), ms in cells.items() if n == num_reqs}
+        dearest = np.maximum.accumulate(sheet.ms[r])
+        for t, ms in own.items():
+            column = sheet.sizes.tolist().index(t)
+            assert sheet.ms[r, column] == ms
+            assert sheet.source[r, column] == Source.MEASURED
+            smaller = [each for other, each in own.items() if other <= t]
+            assert min(own) == t or dearest[column] == max(smaller)
+
+
+def test_linear_and_floor_read_a_row_along_its_own_sizes(make_profile: Make, make_sample: Make) -> None:
+    """4 requests, timed at 4 and 16 tokens: what 1 request costs at 8 is none of their business."""
+    points = {(1, 1): 5.0, (1, 8): 6.9, (4, 4): 5.5, (4, 16): 7.0, (4, 32): 11.0}
+    profile = make_profile(
+        samples=[make_sample("verify", "graph", n, t, None, 128, [ms]) for (n, t), ms in points.items()],
+        capture_sizes=[1, 4, 8, 16, 32],
+        draft=None,
+    )
+
+    def cost(semantics: str) -> float:
+        return float(tables_from_profile(profile, semantics=semantics).verify_row(4, 128)[8])
+
+    assert (cost("linear"), cost("floor"), cost("exact")) == (6.0, 5.5, np.inf)
+    assert cost("padded") == 6.9  # nobody timed it; less than the 7.0 of 16 tokens
 
 
 def test_replays_of_other_sizes_are_read_at_the_engines() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -215,3 +216,20 @@ def test_what_the_tables_do_not_reach_is_refused(reqs: int, tokens: int) -> None
     with pytest.raises(CoverageError, match="the cost tables reach 4 requests and 16 tokens") as caught:
         VerifyPrices.from_tables(tables(), max_num_reqs=reqs, max_num_tokens=tokens, num_speculative_tokens=3)
     assert "--concurrency" in caught.value.hint
+
+
+def test_a_mixed_step_pays_for_context_past_its_own_longest() -> None:
+    """Mixed steps were measured further out than verify passes: there the grid has the cost already."""
+    prices = StepPrices(
+        verify=replace(two_contexts(), context_ms=0.01),
+        mixed=mixed_prices(contexts=np.array([100.0, 1000.0])),
+        draft_ms=np.zeros((4, 5)),
+        overhead_ms=np.zeros(6),
+        draft_prefill_ms=np.zeros(100),
+    )
+    mixed = prices.mixed
+    assert mixed is not None
+    for context, beyond_ms in ((500, 0.0), (1000, 0.0), (1200, 0.01 * 4 * 200)):
+        row = mixed.budget_row(4, 10, context, 0)
+        size = of_size(5, context, verifying=4, prompts=10)
+        assert prices.target_ms(size, 0) == row[0] + beyond_ms
