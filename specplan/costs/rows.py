@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from specplan.costs.build import free_draft
 from specplan.costs.error import split_half
 from specplan.costs.findings import Evidence, MeasuredCurve, free_drafter, judge_costs, unmeasured
+from specplan.costs.lending import Cells, lend_contexts
 from specplan.costs.pricing import Rows, plan_row, price_rows
 from specplan.costs.samples import Points, draft_points
 from specplan.costs.sheets import Sheet, at_capture_sizes, fill_sheet, fill_verify_sheet, hold_impossible
@@ -47,9 +48,9 @@ class Pricing:
         max_size: int,
     ) -> Rows:  # [pages, R, max_size + 1]
         pages = []
+        cells = lend_contexts(points, ms, ci_ms)
         for page in np.unique(points.page):
-            at = points.page == page
-            sheet = self.sheet(points.row[at], points.size[at], ms[at], ci_ms[at], rows)
+            sheet = self.sheet(cells, cells.page == page, rows)
             plan = plan_row(
                 sheet.sizes,
                 capture_limit=self.capture_limit,
@@ -68,12 +69,11 @@ class Pricing:
 
     def sheet(
         self,
-        row: NDArray[np.int64],  # [P]
-        size: NDArray[np.int64],  # [P]
-        ms: NDArray[np.float64],  # [P]
-        ci_ms: NDArray[np.float64],  # [P]
+        cells: Cells,
+        at: NDArray[np.bool_],  # [L], those of one page
         rows: NDArray[np.int64],  # [R]
     ) -> Sheet:
+        row, size, ms, ci_ms = cells.row[at], cells.size[at], cells.ms[at], cells.ci_ms[at]
         if self.name != "verify":
             return fill_sheet(row, size, ms, ci_ms, rows=rows)
         filled = fill_verify_sheet(
@@ -84,6 +84,7 @@ class Pricing:
             rows=rows,
             capture_limit=self.capture_limit if self.semantics == "padded" else 0,
             is_floor=self.semantics == "floor",
+            is_lent=cells.is_lent[at],
         )
         held = hold_impossible(filled, rows)
         return at_capture_sizes(held, self.resampled_to) if self.resampled_to else held

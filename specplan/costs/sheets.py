@@ -83,6 +83,7 @@ def fill_verify_sheet(
     rows: NDArray[np.int64],  # [R], ascending
     capture_limit: int,
     is_floor: bool = False,
+    is_lent: NDArray[np.bool_] | None = None,  # [P]: by another context, and extrapolated; None: none is
 ) -> Sheet:
     """As `fill_sheet`, of a verify pass: the most tokens differ from row to row, and above the limit so do the sizes.
 
@@ -113,6 +114,10 @@ def fill_verify_sheet(
             filled[r, beyond] = np.maximum(filled[r + 1, beyond] - cheaper_ms, filled[r, last])
             sheet.ci_ms[r, beyond] = sheet.ci_ms[r + 1, beyond]
             source[r, beyond] = Source.EXTRAPOLATED
+    if is_lent is not None:
+        source[np.searchsorted(measured_rows, row[is_lent]), np.searchsorted(sheet.sizes, size[is_lent])] = (
+            Source.EXTRAPOLATED
+        )
     return _of_rows(sheet, measured_rows, rows)
 
 

@@ -1,0 +1,74 @@
+"""What one context lends another that lacks it: verify passes that were timed at some contexts alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplan.costs.samples import Points
+
+__all__ = ["Cells", "lend_contexts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """Costs of `Points`, and of what they lent each other."""
+
+    page: NDArray[np.int64]  # [L]
+    row: NDArray[np.int64]  # [L]
+    size: NDArray[np.int64]  # [L]
+    ms: NDArray[np.float64]  # [L]
+    ci_ms: NDArray[np.float64]  # [L]
+    is_lent: NDArray[np.bool_]  # [L]
+
+
+def lend_contexts(
+    points: Points,
+    ms: NDArray[np.float64],  # [P]
+    ci_ms: NDArray[np.float64],  # [P]
+) -> Cells:
+    """The cells of `points`, and for every page (context) each row and size that another page has.
+
+    It costs what it does at the nearest context that has it, and what its requests' contexts add: as much for each
+    request as at the cell nearest to it (in requests, then in tokens) that both contexts have. A page that shares no
+    cell with another is lent nothing.
+    """
+    pages = {
+        int(page): {
+            (row, size): (cost, ci)
+            for row, size, cost, ci in zip(
+                points.row[at].tolist(), points.size[at].tolist(), ms[at].tolist(), ci_ms[at].tolist(), strict=True
+            )
+        }
+        for page in np.unique(points.page)
+        for at in [points.page == page]
+    }
+    wanted = sorted({cell for cells in pages.values() for cell in cells})
+    lent: list[tuple[int, int, int, float, float]] = []
+    for page, own in pages.items():
+        least_ms = min(cost for cost, _ in own.values())
+        lenders = sorted((other for other in pages if other != page), key=lambda other: abs(other - page))
+        for row, size in wanted:
+            if (row, size) in own:
+                continue
+            for lender in lenders:
+                theirs = pages[lender]
+                both = [cell for cell in theirs if cell in own]
+                if (row, size) in theirs and both:
+                    near = min(both, key=lambda cell: (abs(cell[0] - row), abs(cell[1] - size)))
+                    more_ms = (own[near][0] - theirs[near][0]) * row / near[0]
+                    cost, ci = theirs[row, size]
+                    lent.append((page, row, size, max(cost + more_ms, least_ms), ci + own[near][1]))
+                    break
+    place = np.array([cell[:3] for cell in lent], dtype=np.int64).reshape(-1, 3)
+    costs = np.array([cell[3:] for cell in lent], dtype=np.float64).reshape(-1, 2)
+    return Cells(
+        page=np.concatenate([points.page, place[:, 0]]),
+        row=np.concatenate([points.row, place[:, 1]]),
+        size=np.concatenate([points.size, place[:, 2]]),
+        ms=np.concatenate([ms, costs[:, 0]]),
+        ci_ms=np.concatenate([ci_ms, costs[:, 1]]),
+        is_lent=np.arange(len(points.page) + len(lent)) >= len(points.page),
+    )
