@@ -125,7 +125,7 @@ def import_costs(
         format=format.value,
         options=ReadingOptions(
             unit=None if unit is None else unit.value,
-            columns=dict(pairs(column, "--column")) if column else None,
+            columns=theirs_by_column(column) if column else None,
             where=values_by_column(where) if where else None,
             timing_scope=timing_scope,
             drafters=drafters or None,
@@ -171,6 +171,17 @@ def pairs(texts: Sequence[str], option: str) -> Iterator[tuple[str, str]]:
         if not (name and equals and value):
             raise ConfigError(f"{option} is {text!r}, expected two words with = between them", f"try {option} a=b")
         yield name, value
+
+
+def theirs_by_column(mappings: Sequence[str]) -> dict[str, str]:
+    from specplan.errors import ConfigError
+
+    theirs: dict[str, str] = {}
+    for name, column in pairs(mappings, "--column"):
+        if name in theirs:
+            raise ConfigError(f"--column maps {name} twice, to {theirs[name]} and {column}", "give one of them")
+        theirs[name] = column
+    return theirs
 
 
 def values_by_column(conditions: Sequence[str]) -> dict[str, list[str]]:

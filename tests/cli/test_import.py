@@ -86,6 +86,8 @@ def test_nothing_is_written_for_what_is_refused(run: Run, steps_file: Path, tmp_
     assert "--num-speculative-tokens" in refused(run, 2, "does not say how many tokens", *import_steps)
     refused(run, 2, "expected two words with =", *import_steps, "--column", "num_reqs")
     refused(run, 2, "expected two words with =", *import_steps, "--where", "=x")
+    twice = ("--column", "ms=ms", "--column", "ms=us")
+    refused(run, 2, "--column maps ms twice, to ms and us", *import_steps, *twice)
     refused(run, 2, "-k", *import_steps, "-k", "0")
     refused(run, 3, "No such file", "import", "costs", "nowhere", *import_steps[3:])
     assert "import costs --help" in refused(run, 2, "--format", "import", "costs", steps_file, "--format", "x")
