@@ -66,6 +66,10 @@ def test_capture_sizes_that_are_none(run: Run, steps_file: Path, tmp_path: Path)
     for wrong in ("8,4", "4,4"):
         refused(run, 2, "ascending and distinct", *import_steps, "--capture-sizes", wrong)
     refused(run, 2, "--capture-sizes holds 'x'", *import_steps, "--capture-sizes", "4,x")
+    for wrong in (5000 * "9", "0", "1_6", str(2**20 + 1)):  # Python reads no int of more than 4300 digits
+        done = run(*import_steps, "--capture-sizes", f"1,{wrong}")
+        assert (done.exit_code, len(done.stderr) < 200) == (2, True)
+        assert "expected whole numbers of 1 to 1048576" in done.stderr
     import_forward = (*import_steps[:4], "vllm-forward", *import_steps[5:])
     steps_file.write_text(json.dumps(FORWARD_CASES))
     limit = ("--capture-sizes", "4,64", "--capture-limit", "32")
