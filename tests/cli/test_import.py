@@ -77,6 +77,18 @@ def test_capture_sizes_that_are_none(run: Run, steps_file: Path, tmp_path: Path)
     assert not output.exists()
 
 
+def test_requests_that_tables_cover(run: Run, steps_file: Path, tmp_path: Path) -> None:
+    profile, tables = tmp_path / "profile.json", tmp_path / "tables.json"
+    import_steps = ("import", "costs", steps_file, "--format", "steps", "-k", "3", "-o", profile)
+    assert "K = 3, up to 4 requests, capture limit" in run(*import_steps).output
+    told = run(*import_steps, "--max-num-seqs", "64").output
+    assert "K = 3, up to 4 requests, capture limit" in told
+    assert "tables cover 4 of 64 requests: no even verify steps of more were timed" in told
+    assert run("tables", profile, "-o", tables).exit_code == 0
+    assert CostTables.read(tables).max_num_reqs == 4
+    assert "up to 2 requests, capture limit" in run(*import_steps, "--max-num-seqs", "2").output
+
+
 def test_json_is_all_there_is_on_stdout(run: Run, steps_file: Path, tmp_path: Path) -> None:
     output = tmp_path / "profile.json"
     done = run("import", "costs", steps_file, "--format", "steps", "-k", "3", "-o", output, "--json")
