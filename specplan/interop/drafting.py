@@ -1,4 +1,4 @@
-"""Drafting that took longer in steps of more tokens, and is priced without regard to them."""
+"""What there is to say of imported drafting that its price does not hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specplan.costs.uncertainty import median_half_widths
 from specplan.files.profile import Sample
 from specplan.files.trust import WORTH_AN_AXIS
 
-__all__ = ["pooled_drafting"]
+__all__ = ["pooled_drafting", "unpriced_drafting"]
 
 
 def pooled_drafting(samples: Sequence[Sample]) -> Iterator[str]:
@@ -20,10 +20,10 @@ def pooled_drafting(samples: Sequence[Sample]) -> Iterator[str]:
     Timings of other tools do not tell what the drafter's first pass took, so those of as many requests and drafts count
     as one. Where they differ by more than noise, steps of few tokens are priced too high and others too low.
     """
-    drafts = [sample for sample in samples if sample.model == "draft" and sample.feed_len is None]
-    replays = [sample for sample in drafts if sample.mode == "graph"]
     alike: dict[tuple[object, ...], list[Sample]] = {}
-    for sample in replays or drafts:
+    for sample in _priced(samples):
+        if sample.feed_len is not None:
+            continue
         key = sample.num_reqs, sample.k, sample.context_len, sample.lengths, sample.mode
         alike.setdefault(key, []).append(sample)
     differing = [spread for spread in map(_spread, alike.values()) if spread.is_told]
@@ -34,6 +34,33 @@ def pooled_drafting(samples: Sequence[Sample]) -> Iterator[str]:
             f"{worst.few.num_tokens} tokens and {worst.many_ms:.4g} ms in steps of {worst.many.num_tokens}: priced as "
             "one, as the source does not tell what the drafter's first pass took"
         )
+
+
+def unpriced_drafting(samples: Sequence[Sample]) -> Iterator[str]:
+    """Where first passes are known, the shortest of all are priced, and of replays of as many requests and drafts the
+    shortest and the longest are compared: timings of others are for nothing.
+    """
+    by_feed: dict[tuple[int, bool, int | None], dict[int, int]] = {}
+    for sample in _priced(samples):
+        if sample.feed_len is not None:
+            feeds = by_feed.setdefault((sample.num_reqs, sample.mode == "graph", sample.k), {})
+            feeds[sample.feed_len] = feeds.get(sample.feed_len, 0) + len(sample.repetitions_ms)
+    shortest = min((min(feeds) for feeds in by_feed.values()), default=0)
+    unpriced = 0
+    for (_, is_replayed, k), feeds in by_feed.items():
+        used = {shortest, min(feeds), max(feeds)} if len(feeds) > 1 and is_replayed and k else {shortest}
+        unpriced += sum(count for feed, count in feeds.items() if feed not in used)
+    if unpriced:
+        yield (
+            "timings of drafting in no price, as their first pass is neither the shortest of all nor one of two that "
+            f"are compared: {unpriced}"
+        )
+
+
+def _priced(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Drafting as tables choose it: replays, where there are any."""
+    drafts = [sample for sample in samples if sample.model == "draft"]
+    return [sample for sample in drafts if sample.mode == "graph"] or drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specplan.errors import ConfigError
 from specplan.files.profile import Profile
-from specplan.interop.drafting import pooled_drafting
+from specplan.interop.drafting import pooled_drafting, unpriced_drafting
 from specplan.interop.imported_profile import profile_of
 from specplan.interop.sglang_dump import read_sglang_dump
 from specplan.interop.sglang_sps import read_sglang_sps
@@ -107,4 +107,4 @@ def import_costs(
     read = [chosen.read(Path(path), options, given) for path in paths]
     profile = profile_of(read, paths, beside=list(drafters.values()), given=given, citation=citation)
     left_out = [note for each in read for note in each.notes]
-    return profile, (*left_out, *pooled_drafting(profile.samples))
+    return profile, (*left_out, *pooled_drafting(profile.samples), *unpriced_drafting(profile.samples))

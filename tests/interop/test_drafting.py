@@ -73,3 +73,23 @@ def test_the_difference_of_two_runs(tmp_path: Path) -> None:
 )
 def test_nothing_is_said_of_drafting_that_is_alike(tmp_path: Path, drafting: list[tuple[int, float]]) -> None:
     assert notes_of(tmp_path / "dump", dump(*drafting), "sglang-dump")[1] == ()
+
+
+def test_rows_that_tell_the_first_pass(tmp_path: Path) -> None:
+    """1 ms of 12 tokens and 2 ms of 16: 0.25 ms for each token more."""
+    rows = [
+        {"timed": "verify", "mode": "graph", "num_reqs": 4, "num_tokens": 16, "context_len": 64, "ms": 8.0},
+        *(
+            {"timed": "draft", "mode": "graph", "num_reqs": n, "k": 3, "feed_len": feed, "context_len": 64, "ms": ms}
+            for n, feed, ms in ((4, 3, 1.0), (4, 4, 2.0), (2, 4, 1.5))
+        ),
+    ]
+    profile, notes = notes_of(tmp_path / "rows", rows, "steps")
+    tables = tables_from_profile(profile)
+    assert tables.draft_row(3)[4] == 1.0
+    (costs,) = tables.feed_costs
+    assert (costs.narrow_len, costs.wide_len, costs.ms_per_token) == (3, 4, 0.25)
+    assert notes == (
+        "timings of drafting in no price, as their first pass is neither the shortest of all nor one of two that are "
+        "compared: 1",
+    )
