@@ -125,7 +125,7 @@ def import_costs(
         format=format.value,
         options=ReadingOptions(
             unit=None if unit is None else unit.value,
-            columns=dict(pairs(column, "--column")) if column else None,
+            columns=theirs_by_column(column) if column else None,
             where=values_by_column(where) if where else None,
             timing_scope=timing_scope,
             drafters=drafters or None,
@@ -173,6 +173,17 @@ def pairs(texts: Sequence[str], option: str) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
+def theirs_by_column(mappings: Sequence[str]) -> dict[str, str]:
+    from specplan.errors import ConfigError
+
+    theirs: dict[str, str] = {}
+    for name, column in pairs(mappings, "--column"):
+        if name in theirs:
+            raise ConfigError(f"--column maps {name} twice, to {theirs[name]} and {column}", "give one of them")
+        theirs[name] = column
+    return theirs
+
+
 def values_by_column(conditions: Sequence[str]) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
     for name, value in pairs(conditions, "--where"):
@@ -205,11 +216,19 @@ def describe(profile: Profile, output: Path) -> Iterator[str]:
     yield f"clock: {profile.environment.timing_scope}"
     if profile.draft is None:
         yield "no drafter was timed on its own: drafting is priced at 0 ms"
-    yield (
-        f"K = {profile.num_speculative_tokens}, up to {profile.max_num_seqs} requests, capture limit "
-        f"{profile.capture_limit} tokens"
-    )
+    k, limit, covered = profile.num_speculative_tokens, profile.capture_limit, most_requests(profile)
+    yield f"K = {k}, up to {covered} requests, capture limit {limit} tokens"
+    if covered < profile.max_num_seqs:
+        yield f"tables cover {covered} of {profile.max_num_seqs} requests: no even verify steps of more were timed"
     yield f"wrote {output}"
+
+
+def most_requests(profile: Profile) -> int:
+    """That tables can price."""
+    from specplan.costs.samples import of_lengths, verify_points
+
+    timed = verify_points(of_lengths(profile, "even")).row
+    return min(profile.max_num_seqs, int(timed.max(initial=0)))
 
 
 def span(values: Sequence[int]) -> str:

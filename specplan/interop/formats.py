@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specplan.errors import ConfigError
 from specplan.files.profile import Profile
+from specplan.interop.drafting import pooled_drafting, unpriced_drafting
 from specplan.interop.imported_profile import profile_of
 from specplan.interop.sglang_dump import read_sglang_dump
 from specplan.interop.sglang_sps import read_sglang_sps
@@ -86,7 +87,7 @@ def import_costs(
     given: Facts,
     citation: str | None = None,
 ) -> tuple[Profile, tuple[str, ...]]:
-    """The profile of the files at `paths`, all of one format, and what there is to say of what was left out."""
+    """The profile of the files at `paths`, all of one format, and what there is to say of what it leaves out."""
     chosen = FORMATS[format]
     for field in fields(options):
         if getattr(options, field.name) is not None and field.name not in chosen.takes:
@@ -105,4 +106,5 @@ def import_costs(
         )
     read = [chosen.read(Path(path), options, given) for path in paths]
     profile = profile_of(read, paths, beside=list(drafters.values()), given=given, citation=citation)
-    return profile, tuple(note for each in read for note in each.notes)
+    left_out = [note for each in read for note in each.notes]
+    return profile, (*left_out, *pooled_drafting(profile.samples), *unpriced_drafting(profile.samples))

@@ -173,6 +173,7 @@ def _shape(timing: Timing, facts: Facts) -> dict[str, Any]:
         "executed_num_reqs": num_reqs,
         "executed_num_tokens": executed,
         "k": timing.k,
+        "feed_len": timing.feed_len,
         "context_len": _context(timing, facts),
         "lengths": timing.lengths,
         "num_prefilling": timing.num_prefilling,

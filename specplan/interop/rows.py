@@ -116,6 +116,8 @@ def _as_number(value: Any) -> float | int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
+        if "_" in value:  # 5_0 is 50 to Python, and to nobody who wrote a table
+            return None
         try:
             return float(value)
         except ValueError:

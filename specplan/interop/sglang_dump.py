@@ -15,6 +15,7 @@ from specplan.interop.timings import Facts, Mode, Timing, Timings
 __all__ = ["read_sglang_dump"]
 
 _MOST_CONTEXT, _MOST_TOKENS = 2**31, 2**20
+_KEY = "verify_tokens_graph_key"
 _NO_GRAPH = -1  # as SGLang writes it
 
 
@@ -24,6 +25,8 @@ def read_sglang_dump(path: str | os.PathLike[str], *, num_speculative_tokens: in
     Where the dump holds `target_verify_gpu_ms` that is the verify pass, and `draft_gpu_ms` drafting; otherwise the
     whole step (`step_gpu_ms`, else `step_cpu_ms`) counts as verify. A record without the time that the others have,
     such as a run's first, is left out.
+
+    A record without `verify_tokens_graph_key` does not tell a replay from an eager step.
 
     Serving moves through contexts. All of a dump counts as one, the mean over its steps' requests, where it holds
     requests; prices by every step's own would have as many contexts as steps.
@@ -122,20 +125,20 @@ def _context_len(records: list[Row]) -> int | None:
 
 def _timings(record: Row, clock: _Clock, num_drafts: int | None, context_len: int | None) -> Iterator[Timing]:
     num_reqs, num_tokens = record.count("bs"), record.count("num_verify_tokens")
-    key = record.fields.get("verify_tokens_graph_key", _NO_GRAPH)
-    if type(key) is not int or (key != _NO_GRAPH and not num_tokens <= key <= _MOST_TOKENS):
+    key = record.value(_KEY) if _KEY in record else None
+    if key not in (None, _NO_GRAPH) and not (type(key) is int and num_tokens <= key <= _MOST_TOKENS):
         raise FileError(
-            f"{record.place}: verify_tokens_graph_key is {shown(key)}, expected at least the {num_tokens} tokens, or "
+            f"{record.place}: {_KEY} is {shown(key)}, expected at least the {num_tokens} tokens, or "
             f"{_NO_GRAPH} for no graph",
             "correct it there, or leave it out",
         )
-    mode: Mode = "eager" if key == _NO_GRAPH else "graph"
+    mode: Mode | None = None if key is None else "eager" if key == _NO_GRAPH else "graph"
     yield Timing(
         place=record.place,
         mode=mode,
         num_reqs=num_reqs,
         num_tokens=num_tokens,
-        executed_num_tokens=max(key, num_tokens),
+        executed_num_tokens=key if mode == "graph" else num_tokens,
         context_len=context_len,
         repetitions_ms=(record.number(clock.field),),
     )

@@ -17,6 +17,7 @@ __all__ = ["COLUMNS", "Unit", "read_steps"]
 Unit = Literal["ms", "us", "s"]
 Timed = Literal["verify", "draft", "draft-prefill", "host"]
 
+_BY_TOKENS = ("verify", "draft-prefill")  # what is priced by its tokens
 _PER_MS = {"ms": 1.0, "us": 1000.0, "s": 0.001}
 COLUMNS = (
     "num_reqs",
@@ -27,6 +28,7 @@ COLUMNS = (
     "ms",
     "timed",
     "k",
+    "feed_len",
     "executed_num_tokens",
     "num_prefilling",
     "num_prompt_tokens",
@@ -49,10 +51,7 @@ def read_steps(
         where: Rows are kept whose column holds one of these; in every column that is named.
         timing_scope: What lies between start and stop of the clock, which the file does not say.
     """
-    named = {name: name for name in COLUMNS} | dict(columns or {})
-    for name in named:
-        if name not in COLUMNS:
-            raise ConfigError(f"there is no column {shown(name)} to map", f"map one of {', '.join(COLUMNS)}")
+    named = _named(columns or {})
     rows = read_table(path)
     for name, theirs in (columns or {}).items():
         if theirs not in rows[0].fields:
@@ -67,6 +66,27 @@ def read_steps(
         timing_scope=timing_scope or "unknown: as whoever timed these steps had it",
         timings=[_timing(row, named, unit) for row in _kept(rows, where or {}, path)],
     )
+
+
+def _named(columns: Mapping[str, str]) -> dict[str, str]:
+    """The file's name of every column, each of which is one thing alone."""
+    by_theirs: dict[str, str] = {}
+    for name, theirs in columns.items():
+        if name not in COLUMNS:
+            raise ConfigError(f"there is no column {shown(name)} to map", f"map one of {', '.join(COLUMNS)}")
+        if theirs in by_theirs:
+            raise ConfigError(
+                f"one column, {shown(theirs)}, is to be both {by_theirs[theirs]} and {name}",
+                "map it to what it holds alone",
+            )
+        by_theirs[theirs] = name
+    for name in COLUMNS:
+        if name in by_theirs and name not in columns:
+            raise ConfigError(
+                f"one column, {name}, is to be {by_theirs[name]}, and {name} besides",
+                f"map {name} to another column, or rename this one in the file",
+            )
+    return {name: name for name in COLUMNS} | dict(columns)
 
 
 def _require(row: Row, named: Mapping[str, str], name: str) -> None:
@@ -104,9 +124,15 @@ def _timing(row: Row, named: Mapping[str, str], unit: Unit) -> Timing:
     mode: Mode | None = _one_of(row, named["mode"], get_args(Mode), None)
     num_reqs = row.count(named["num_reqs"])
     num_tokens, query_len = count("num_tokens"), count("query_len")
-    if num_tokens is None and query_len is not None:
-        num_tokens = num_reqs * query_len
-    if num_tokens is None and timed in ("verify", "draft-prefill"):
+    if query_len is not None:
+        if num_tokens not in (None, num_reqs * query_len) and timed in _BY_TOKENS:
+            raise FileError(
+                f"{row.place}: {shown(named['num_tokens'])} is {num_tokens}, expected {num_reqs} requests x the "
+                f"{query_len} of {shown(named['query_len'])}",
+                "correct one of them, or leave it out",
+            )
+        num_tokens = num_reqs * query_len if num_tokens is None else num_tokens
+    if num_tokens is None and timed in _BY_TOKENS:
         _require(row, named, "num_tokens")
         num_tokens = row.count(named["num_tokens"])
     return Timing(
@@ -118,6 +144,7 @@ def _timing(row: Row, named: Mapping[str, str], unit: Unit) -> Timing:
         executed_num_tokens=count("executed_num_tokens"),
         context_len=row.count(named["context_len"], least=0, most=2**31) if named["context_len"] in row else None,
         k=count("k", least=0) if timed in ("draft", "host") else None,
+        feed_len=count("feed_len") if timed == "draft" else None,
         num_prefilling=count("num_prefilling", least=0) or 0,
         num_prompt_tokens=count("num_prompt_tokens", least=0) or 0,
         repetitions_ms=(row.number(named["ms"], most=1e12) / _PER_MS[unit],),

@@ -27,6 +27,7 @@ class Timing:
     executed_num_tokens: int | None = None
     context_len: int | None = None
     k: int | None = None
+    feed_len: int | None = None  # of each request, in the first pass of a drafter's step
     lengths: Lengths = "even"
     num_prefilling: int = 0
     num_prompt_tokens: int = 0

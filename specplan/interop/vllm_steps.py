@@ -24,7 +24,7 @@ def read_vllm_steps(path: str | os.PathLike[str], *, num_speculative_tokens: int
     """
     rows = read_table(path)
     timings = [timing for row in rows for timing in _timings(row, num_speculative_tokens)]
-    eager = sum("drafter_ms" in row and row.value("full_cudagraph") is False for row in rows)
+    eager = sum("drafter_ms" in row and not _is_full_graph(row) for row in rows)
     left_out = f"{Path(path).name}: rows whose drafting is left out, as they are not full graphs: {eager}"
     return Timings(
         label="vLLM step timing samples",
@@ -38,14 +38,7 @@ def read_vllm_steps(path: str | os.PathLike[str], *, num_speculative_tokens: int
 
 def _timings(row: Row, num_speculative_tokens: int | None) -> Iterator[Timing]:
     num_reqs, num_tokens = row.count("num_reqs"), row.count("num_target_tokens")
-    is_graph = row.value("full_cudagraph")
-    if not isinstance(is_graph, bool):
-        is_graph = {"true": True, "false": False}.get(str(is_graph).lower())  # as a CSV of them has it
-    if is_graph is None:
-        raise FileError(
-            f"{row.place}: full_cudagraph is {shown(row.value('full_cudagraph'))}, expected true or false",
-            "correct it there, or leave it out",
-        )
+    is_graph = _is_full_graph(row)
     yield Timing(
         place=row.place,
         mode="graph" if is_graph else "eager",
@@ -63,3 +56,13 @@ def _timings(row: Row, num_speculative_tokens: int | None) -> Iterator[Timing]:
             k=num_speculative_tokens,
             repetitions_ms=(row.number("drafter_ms"),),
         )
+
+
+def _is_full_graph(row: Row) -> bool:
+    told = row.value("full_cudagraph")
+    is_graph = told if isinstance(told, bool) else {"true": True, "false": False}.get(str(told).lower())  # of a CSV
+    if is_graph is None:
+        raise FileError(
+            f"{row.place}: full_cudagraph is {shown(told)}, expected true or false", "correct it there, or leave it out"
+        )
+    return is_graph

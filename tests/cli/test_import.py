@@ -66,11 +66,27 @@ def test_capture_sizes_that_are_none(run: Run, steps_file: Path, tmp_path: Path)
     for wrong in ("8,4", "4,4"):
         refused(run, 2, "ascending and distinct", *import_steps, "--capture-sizes", wrong)
     refused(run, 2, "--capture-sizes holds 'x'", *import_steps, "--capture-sizes", "4,x")
+    for wrong in (5000 * "9", "0", "1_6", str(2**20 + 1)):  # Python reads no int of more than 4300 digits
+        done = run(*import_steps, "--capture-sizes", f"1,{wrong}")
+        assert (done.exit_code, len(done.stderr) < 200) == (2, True)
+        assert "expected whole numbers of 1 to 1048576" in done.stderr
     import_forward = (*import_steps[:4], "vllm-forward", *import_steps[5:])
     steps_file.write_text(json.dumps(FORWARD_CASES))
     limit = ("--capture-sizes", "4,64", "--capture-limit", "32")
     refused(run, 2, "--capture-limit is 32, expected the largest of --capture-sizes, 64", *import_forward, *limit)
     assert not output.exists()
+
+
+def test_requests_that_tables_cover(run: Run, steps_file: Path, tmp_path: Path) -> None:
+    profile, tables = tmp_path / "profile.json", tmp_path / "tables.json"
+    import_steps = ("import", "costs", steps_file, "--format", "steps", "-k", "3", "-o", profile)
+    assert "K = 3, up to 4 requests, capture limit" in run(*import_steps).output
+    told = run(*import_steps, "--max-num-seqs", "64").output
+    assert "K = 3, up to 4 requests, capture limit" in told
+    assert "tables cover 4 of 64 requests: no even verify steps of more were timed" in told
+    assert run("tables", profile, "-o", tables).exit_code == 0
+    assert CostTables.read(tables).max_num_reqs == 4
+    assert "up to 2 requests, capture limit" in run(*import_steps, "--max-num-seqs", "2").output
 
 
 def test_json_is_all_there_is_on_stdout(run: Run, steps_file: Path, tmp_path: Path) -> None:
@@ -86,6 +102,8 @@ def test_nothing_is_written_for_what_is_refused(run: Run, steps_file: Path, tmp_
     assert "--num-speculative-tokens" in refused(run, 2, "does not say how many tokens", *import_steps)
     refused(run, 2, "expected two words with =", *import_steps, "--column", "num_reqs")
     refused(run, 2, "expected two words with =", *import_steps, "--where", "=x")
+    twice = ("--column", "ms=ms", "--column", "ms=us")
+    refused(run, 2, "--column maps ms twice, to ms and us", *import_steps, *twice)
     refused(run, 2, "-k", *import_steps, "-k", "0")
     refused(run, 3, "No such file", "import", "costs", "nowhere", *import_steps[3:])
     assert "import costs --help" in refused(run, 2, "--format", "import", "costs", steps_file, "--format", "x")

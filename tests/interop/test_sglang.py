@@ -152,6 +152,22 @@ class TestDump:
         assert "all of it counted as verify" in profile.environment.timing_scope
         assert profile.draft is None
 
+    def test_records_without_a_graph_key_do_not_tell_replays(self, imported: Imported) -> None:
+        records = [
+            record(ct, 4, tokens, draft_gpu_ms=0.5, target_verify_gpu_ms=2.0, **reqs(9))
+            for ct, tokens in enumerate((8, 16, 24))
+        ]
+        for each in records:
+            del each["verify_tokens_graph_key"]
+        content = json.dumps({**DUMP, "records": records})
+        with pytest.raises(ConfigError, match="does not tell replayed graphs from eager steps"):
+            imported("sglang-dump", content)
+        profile = imported("sglang-dump", content, capture_limit=16)
+        assert [s.mode for s in profile.samples] == [*4 * ["graph"], *2 * ["eager"]]
+        assert profile.capture_sizes == [8, 16]
+        assert imported("sglang-dump", content, capture_limit=0).capture_sizes == []
+        assert imported("sglang-dump", content, capture_sizes=(4, 20)).capture_sizes == [4, 20]
+
     def test_segments_and_whole_steps_do_not_mix(self, imported: Imported) -> None:
         whole = {**DUMP, "records": [record(1, 2, 10, step_cpu_ms=4.0, **reqs(10, 10))]}
         with pytest.raises(ConfigError, match="is of another clock"):

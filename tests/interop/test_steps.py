@@ -151,6 +151,13 @@ def test_a_file_counts_once(tmp_path: Path) -> None:
         ("num_reqs,num_tokens,context_len,mode,ms\n1,1,1,eager,nan\n", "line 2: ms is nan, expected more than 0", ""),
         ("num_reqs,num_tokens,context_len,mode,ms\n1,1,1,eager,2e9\n", "line 2: a step of 2e.09 ms", "--unit"),
         ("num_reqs,num_tokens,context_len,mode,ms,timed\n1,1,1,eager,1,head\n", "line 2: timed is head, expected", ""),
+        (
+            "num_reqs,num_tokens,query_len,context_len,mode,ms\n8,8,1,1,graph,1\n8,64,1,1,graph,1\n",
+            "line 3: num_tokens is 64, expected 8 requests x the 1 of query_len",
+            "correct one of them",
+        ),
+        ("num_reqs,num_tokens,context_len,mode,ms\n1,1,1,eager,5_0\n", "line 2: ms is 5_0, expected more", ""),
+        ("num_reqs,num_tokens,context_len,mode,ms\n1,5_0,1,eager,1\n", "line 2: num_tokens is 5_0, expected", ""),
         (f"{VERIFY_ROW}1,1,1,eager,1,draft,\n", "line 3: k: expected drafts per request", ""),
         (f"{VERIFY_ROW}1,1,1,eager,1,draft,9\n", "line 3: k is 9, expected at most the 3", "larger --num"),
         ("num_reqs,context_len,mode,ms,timed,k\n1,1,eager,1,draft,1\n", "holds no timings of verify passes", "add"),
@@ -172,6 +179,31 @@ def test_mappings_that_lead_nowhere(imported: Imported) -> None:
         imported("steps", STEP_ROWS, where={"mode": ["piecewise"]})
     with pytest.raises(FileError, match="no row has gpu = H100; there is none"):
         imported("steps", STEP_ROWS, where={"gpu": ["H100"]})
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"num_tokens": "num_reqs"}, "one column, num_reqs, is to be num_tokens, and num_reqs besides"),
+        ({"ms": "num_reqs"}, "one column, num_reqs, is to be ms, and num_reqs besides"),
+        ({"num_reqs": "num_tokens", "query_len": "num_tokens"}, "num_tokens, is to be both num_reqs and query_len"),
+    ],
+)
+def test_a_column_is_one_thing(imported: Imported, columns: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        imported("steps", STEP_ROWS, num_speculative_tokens=3, columns=columns)
+
+
+def test_columns_that_swap_names(imported: Imported) -> None:
+    content = "num_reqs,num_tokens,context_len,mode,ms\n8,2,64,graph,1\n"
+    swapped = {"num_reqs": "num_tokens", "num_tokens": "num_reqs"}
+    (sample,) = imported("steps", content, num_speculative_tokens=3, columns=swapped).samples
+    assert (sample.num_reqs, sample.num_tokens) == (2, 8)
+
+
+def test_tokens_that_agree_are_told_twice(imported: Imported) -> None:
+    content = "num_reqs,num_tokens,query_len,context_len,mode,ms\n8,64,8,64,graph,1\n"
+    assert [s.num_tokens for s in imported("steps", content, num_speculative_tokens=7).samples] == [64]
 
 
 def test_options_that_would_change_nothing_are_refused(imported: Imported) -> None:

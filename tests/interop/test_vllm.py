@@ -220,6 +220,22 @@ class TestSteps:
             ("verify", "eager"),
         ]
 
+    @pytest.mark.parametrize("word", ["false", '"False"'])
+    def test_drafting_that_is_left_out_is_said(self, tmp_path: Path, word: str) -> None:
+        names = ("forward_ms", "drafter_ms", "num_target_tokens", "num_reqs", "full_cudagraph")
+        rows = [("2", "0.5", "8", "8", "true"), ("3", "0.9", "9", "8", word), ("3", "", "9", "8", word)]
+        (tmp_path / "csv").write_text("\n".join(",".join(row) for row in (names, *rows)))
+        objects = [{name: json.loads(value or "null") for name, value in zip(names, row, strict=True)} for row in rows]
+        (tmp_path / "json").write_text(json.dumps(objects))
+        for path in (tmp_path / "csv", tmp_path / "json"):
+            _, notes = import_costs(
+                [path],
+                format="vllm-steps",
+                options=ReadingOptions(),
+                given=Facts(num_speculative_tokens=7, context_len=8192),
+            )
+            assert notes == (f"{path.name}: rows whose drafting is left out, as they are not full graphs: 1",)
+
     def test_what_vllm_does_not_say_is_asked_for(self, imported: Imported) -> None:
         with pytest.raises(ConfigError, match="how long the contexts were"):
             imported("vllm-steps", json.dumps(STEP_SAMPLES), num_speculative_tokens=7)
