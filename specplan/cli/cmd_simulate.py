@@ -34,7 +34,12 @@ def simulate(
         list[str] | None,
         typer.Option(help="none, fixed:k, ema, adaptive or oracle; repeatable. Default: none, adaptive, oracle."),
     ] = None,
-    concurrency: Annotated[str, typer.Option(help="Requests in flight, separated by commas.")] = "1,4,16,64",
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            help="Requests in flight, separated by commas.", show_default="as many of 1,4,16,64 as the tables reach"
+        ),
+    ] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option("--num-speculative-tokens", "-k", help="K, up to the trace's. Default: the trace's.")
     ] = None,
@@ -71,7 +76,7 @@ def simulate(
     from specplan.simulation import simulate as run_simulation
 
     policies = [parse_policy(text) for text in policy or ["none", "adaptive", "oracle"]]
-    concurrencies = parse_concurrencies(concurrency)
+    asked = None if concurrency is None else parse_concurrencies(concurrency)
     if output is not None:
         require_writable(output, trace, tables, *filter(None, [planner_tables]))
     charged = read_tables(tables)
@@ -84,7 +89,7 @@ def simulate(
             tables=charged,
             planner_tables=None if planner_tables is None else read_tables(planner_tables),
             policies=policies,
-            concurrencies=concurrencies,
+            concurrencies=asked or [n for n in (1, 4, 16, 64) if n <= charged.max_num_reqs],
             k=num_speculative_tokens,
             lag=lag,
             calibration=calibration.value,

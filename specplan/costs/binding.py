@@ -99,12 +99,16 @@ def recorded_pair(trace: TraceMetadata) -> Identity:
 def differences(first: Identity, second: Identity, aspects: Sequence[str] | None = None) -> list[Difference]:
     """In the order of the identity's fields; what both know and is equal is left out. `aspects`: all where not given.
 
-    A card's UUID counts where both have one and the device is the same: elsewhere it says nothing new.
+    A card's UUID counts where both have one and the device is the same: elsewhere it says nothing new. Models are told
+    apart by their configs; where one has none, other names are other models, and the same name may be any.
     """
     found = []
     for aspect in aspects or [field.name for field in fields(Identity)]:
         mine, other = getattr(first, aspect), getattr(second, aspect)
         is_unknown = None in (_key(mine), _key(other))
+        if is_unknown and isinstance(mine, ModelInfo) and isinstance(other, ModelInfo) and _names_differ(mine, other):
+            found.append(Difference(aspect=aspect, first=_line(mine.name), second=_line(other.name)))
+            continue
         is_unit = aspect == "device_uuid"
         if not is_unknown and _key(mine) == _key(other):
             continue
@@ -137,6 +141,12 @@ def _shown(value: str | int | ModelInfo | None) -> str | None:
             None if value.config_sha256 is None else f"{_line(value.name)} (config {_line(value.config_sha256[:12])})"
         )
     return None if value is None else _line(str(value))
+
+
+def _names_differ(first: ModelInfo, second: ModelInfo) -> bool:
+    """Without the organisation or folder before it: one model has many of those."""
+    names = {model.name.rstrip("/").rpartition("/")[2].casefold() for model in (first, second)}
+    return "" not in names and len(names) > 1
 
 
 def _line(text: str) -> str:

@@ -53,8 +53,7 @@ class VerifyPrices:
             raise CoverageError(
                 f"the cost tables reach {tables.max_num_reqs} requests and {most} tokens, and steps of {max_num_reqs} "
                 f"requests and {num_tokens if most == tables.max_num_tokens else max_num_tokens} tokens are asked for",
-                f"keep --concurrency to {tables.max_num_reqs} or less, or profile larger steps (--max-num-seqs) and "
-                "rebuild the tables",
+                _reach_hint(tables, max_num_reqs),
             )
         contexts = np.asarray(tables.contexts, dtype=np.float64)
         shape = (len(contexts), max_num_reqs + 1, num_tokens + 1)
@@ -96,6 +95,13 @@ class VerifyPrices:
         low, high, weight = place_on(self.contexts, context_len)
         cells = self.extrapolated[:, num_reqs, num_tokens]
         return bool((weight < 1 and cells[low]) or (weight > 0 and cells[high]))
+
+
+def _reach_hint(tables: CostTables, max_num_reqs: int) -> str:
+    larger = "measure larger steps and rebuild the tables"
+    if max_num_reqs > tables.max_num_reqs:
+        return f"keep --concurrency to {tables.max_num_reqs} or less, or {larger} (--max-num-seqs)"
+    return f"plan for fewer drafts a request (-k), or {larger} (-k, --max-num-batched-tokens)"
 
 
 def _furthest(tables: CostTables) -> float:

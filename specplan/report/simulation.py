@@ -28,6 +28,7 @@ _HEADERS = (
 )
 
 _MENTIONED = 0.005  # a share of steps that rounds to nothing is in the table alone
+_MOSTLY_GUESSED = 0.2  # a share of steps that makes the answer one about costs which nobody measured
 _UNSURE = 0.1  # a held-out error of the costs beyond which a recommendation is worth little
 _UNBROKEN = ("policy", "95% interval")
 _LABELS = {
@@ -90,8 +91,8 @@ def simulation_notes(result: SimulationResult) -> list[str]:
         if policy.losslessness in _LABELS
     )
     if result.num_resamples:
-        errors = sorted(policy.cost_error for policy in result.policies)
-        span = " to ".join(dict.fromkeys(f"{error:.1%}" for error in (errors[0], errors[-1])))
+        errors = sorted(policy.cost_error for policy in result.policies if policy.cost_error is not None)
+        span = " to ".join(dict.fromkeys(f"{error:.1%}" for error in (errors[0], errors[-1]))) if errors else ""
         known = (
             "the error of the costs is unknown"
             if all(policy.unknown_share >= 1 - _MENTIONED for policy in result.policies)
@@ -201,6 +202,9 @@ def _reasons_to_wait(result: SimulationResult) -> list[str]:
             f"nobody knows how far the costs are off that make up to {unknown:.0%} of the time (measure with "
             "--verify-error, or import repetitions)"
         )
+    guessed = _chosen_extrapolated(result, _MOSTLY_GUESSED)
+    if guessed:
+        reasons.append(f"of the steps, {_join(guessed)} cost what was extrapolated, not measured")
     if result.tables.is_draft_free and any(advice.policy != "none" for advice in result.recommendations):
         reasons.append("drafting is priced at nothing, which is right for an n-gram drafter alone")
     if result.tables.is_incomplete:
@@ -211,13 +215,24 @@ def _reasons_to_wait(result: SimulationResult) -> list[str]:
 
 
 def _extrapolation(result: SimulationResult) -> list[str]:
+    shares = _chosen_extrapolated(result, _MENTIONED)
+    if not shares or _chosen_extrapolated(result, _MOSTLY_GUESSED):  # a reason to wait has told of it
+        return []
+    return [f"of the steps, {_join(shares)} cost what was extrapolated, not measured"]
+
+
+def _chosen_extrapolated(result: SimulationResult, least: float) -> list[str]:
+    """Of the policies recommended, and of `none` beside them, the larger share of steps that were extrapolated."""
     chosen = {(recommendation.policy, recommendation.concurrency) for recommendation in result.recommendations}
-    shares = [
-        f"{policy.extrapolated_share:.0%} at {policy.concurrency}"
-        for policy in result.policies
-        if policy.extrapolated_share >= _MENTIONED and (policy.policy, policy.concurrency) in chosen
-    ]
-    return [f"of the steps, {_join(shares)} cost what was extrapolated, not measured"] if shares else []
+    shares = {
+        concurrency: max(
+            policy.extrapolated_share
+            for policy in result.policies
+            if policy.concurrency == concurrency and (policy.policy == "none" or (policy.policy, concurrency) in chosen)
+        )
+        for _, concurrency in sorted(chosen, key=lambda each: each[1])
+    }
+    return [f"{share:.0%} at {concurrency}" for concurrency, share in shares.items() if share >= least]
 
 
 def _interval(gain: Gain) -> str:

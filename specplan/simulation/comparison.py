@@ -15,6 +15,9 @@ from specplan.simulation.result import Gain, PolicyResult, Recommendation
 __all__ = ["CostErrors", "PolicyReplays", "gain_over", "policy_result", "recommend"]
 
 
+_ALL = 1 - 1e-9  # shares are sums, and rounded
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostErrors:
     """The worst error known of each region of the tables that a policy is charged by; None where nobody knows."""
@@ -111,7 +114,7 @@ def policy_result(replays: PolicyReplays, baseline: PolicyReplays, *, lag: int) 
         num_steps=totals.num_steps,
         num_requests=totals.num_finished,
         extrapolated_share=totals.num_extrapolated / totals.num_steps,
-        cost_error=replays.cost_error,
+        cost_error=replays.cost_error if replays.unknown_share < _ALL or replays.cost_error else None,
         unknown_share=replays.unknown_share,
     )
 

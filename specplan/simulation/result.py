@@ -55,7 +55,9 @@ class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     num_requests: int  # finished
     extrapolated_share: float  # of steps, those whose verify cost lies outside what was measured
-    cost_error: float  # how well the time charged is known, as a share of it and as far as anyone knows; see `Gain`
+    cost_error: (
+        float | None
+    )  # how well the time charged is known, as a share of it; null where nobody knows; see `Gain`
     unknown_share: float  # of the time charged, that of costs whose error nobody knows
 
 

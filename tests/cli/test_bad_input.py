@@ -35,8 +35,8 @@ class TestTablesFile:
         refused(run, 3, "JSON", "simulate", trace_file, "--tables", path)
 
     def test_another_schema(self, run: Run, trace_file: Path, tables_file: Path) -> None:
-        other = edited(tables_file, schema="specplan.profile/1")
-        refused(run, 3, "specplan.profile/1", "simulate", trace_file, "--tables", other)
+        other = edited(tables_file, schema="specplan.simulation/1")
+        refused(run, 3, "specplan.simulation/1", "simulate", trace_file, "--tables", other)
 
     def test_a_newer_version(self, run: Run, trace_file: Path, tables_file: Path) -> None:
         newer = edited(tables_file, schema="specplan.tables/9")

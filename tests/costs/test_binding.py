@@ -80,6 +80,28 @@ def test_either_way_round(data: st.DataObject) -> None:
     assert known == []
 
 
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ("meta-llama/Llama-2-7b-hf", ("Llama-2-7b-hf", None)),
+        ("llama-2-7b-HF", ("Llama-2-7b-hf", None)),
+        ("", ("Llama-2-7b-hf", None)),
+        ("tiny", ("Llama-2-7b-hf", "tiny")),
+    ],
+)
+def test_without_a_config_another_name_is_another_model(other: str, expected: tuple[str, str | None]) -> None:
+    def of(name: str, sha256: str | None) -> Identity:
+        return Identity(target=ModelInfo(name=name, num_params=None, config_sha256=sha256))
+
+    for sha256 in (None, "0" * 64):
+        (found,) = differences(of("Llama-2-7b-hf", None), of(other, sha256), MODELS[:1])
+        assert found.is_unknown == (expected[1] is None)
+        if not found.is_unknown:
+            assert (found.first, found.second) == expected
+            assert found.binds
+    assert not differences(of("a", "0" * 64), of("b", "0" * 64), MODELS[:1])  # one config, whatever it is called
+
+
 def test_in_words() -> None:
     (difference,) = differences(H100, replace(H100, target=OTHERS["target"]))
     assert in_words(difference, "OLD", "NEW") == (

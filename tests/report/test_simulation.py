@@ -148,12 +148,28 @@ def test_doubts_are_said() -> None:
         sampling="sampled",
     )  # fmt: skip
     assert deploy_sentence(found) == (
-        "Do not rely on this yet: the trace is of sampled output, so its replay is approximate. As things stand: "
+        "Do not rely on this yet: of the steps, 36% at 8 cost what was extrapolated, not measured and the trace is of "
+        "sampled output, so its replay is approximate. As things stand: "
         "deploy fixed:3 at concurrency 1 and 8: +40.0% [+38.0, +42.0] output tokens/s over no speculation at 1 and "
         "+1.0% [-1.0, +3.0] at 8 (too close to call); "
-        "at 1 the lead of adaptive is within noise, so the simpler fixed:3 is named; "
-        "of the steps, 36% at 8 cost what was extrapolated, not measured."
+        "at 1 the lead of adaptive is within noise, so the simpler fixed:3 is named."
     )
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_a_little_that_was_extrapolated_is_said_beside_the_advice(baseline: bool) -> None:
+    """Also where it is the baseline's steps, which the gain is over."""
+    shares = {"none" if baseline else "fixed:3": 0.12}
+    found = result(
+        [
+            policy(name, 4, gain, extrapolated_share=shares.get(name, 0.0))
+            for name, gain in (("none", 0.0), ("fixed:3", 0.4))
+        ],
+        [advice("fixed:3", 4)],
+    )
+    sentence = deploy_sentence(found)
+    assert sentence.startswith("Deploy fixed:3")
+    assert sentence.endswith("of the steps, 12% at 4 cost what was extrapolated, not measured.")
 
 
 @pytest.mark.parametrize(
