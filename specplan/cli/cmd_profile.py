@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["profile"]
 
+VERIFY_LATER = "the same command with --resume verifies it"
+
 
 class EngineName(StrEnum):
     VLLM = "vllm"
@@ -88,7 +90,8 @@ def profile(
     Example: specplan profile --target tiny --draft tiny --time-budget 90 -o profile.json
 
     Ctrl-C keeps what is done: the profile is written with the points measured so far and says that it is incomplete.
-    What a killed sweep had is beside it, in a file that ends in .partial. --resume goes on from either.
+    What a killed sweep had is beside it, in a file that ends in .partial. --resume goes on from either. While another
+    process verifies, Ctrl-C ends that process, and the profile stays as it was written before.
     """
     import msgspec
 
@@ -168,7 +171,12 @@ def profile(
     if verify_error and not is_interrupted:
         pair_again = Pair(target=target, draft=draft, device=str(pair.device), dtype=pick_dtype(pair.device), seed=seed)
         del pair
-        measured = msgspec.structs.replace(measured, verification=verify(pair_again, plan, time_budget))
+        try:
+            verification = verify(pair_again, plan, time_budget)
+        except KeyboardInterrupt:
+            remark(f"interrupted: {output} is written, and is not verified; {VERIFY_LATER}")
+            raise typer.Exit(INTERRUPTED) from None
+        measured = msgspec.structs.replace(measured, verification=verification)
         measured.write(output)
     if json:
         print_json(summary(measured, output))
