@@ -123,7 +123,7 @@ def profile(
         )
         print_bench(plan, target=target, draft=draft, output=output, as_json=json)
         return
-    partial = output.with_name(f"{output.name}.partial")
+    partial = partial_of(output)
     earlier = read_earlier(output, partial) if resume else None
     pair = load_pair(target, draft, device=device, seed=seed)
     if max_num_batched_tokens is None:
@@ -147,6 +147,7 @@ def profile(
             for line in dry_run_lines(plan, rule):
                 typer.echo(line)
         return
+    checkpoint = Checkpoint(partial)
     with show_progress("measuring") as report:
 
         def on_progress(progress: SweepProgress) -> None:
@@ -163,7 +164,7 @@ def profile(
             seed=seed,
             earlier=earlier,
             on_progress=on_progress,
-            on_checkpoint=lambda so_far: so_far.write(partial),
+            on_checkpoint=checkpoint.write,
         )
     measured.write(output)
     partial.unlink(missing_ok=True)
@@ -188,6 +189,39 @@ def profile(
         raise typer.Exit(INTERRUPTED)
     if not measured.complete:
         remark("out of time: the profile lacks points that were never visited; go on with --resume")
+
+
+def partial_of(output: Path) -> Path:
+    """Where a sweep keeps what it has so far. Refused beforehand where it could not."""
+    from specplan.errors import FileError
+    from specplan.files import require_writable
+
+    partial = output.with_name(f"{output.name}.partial")
+    try:
+        require_writable(partial)
+    except FileError as error:
+        raise FileError(
+            error.message, "what is measured is kept there until it is whole: move it away, or give another --output"
+        ) from error
+    return partial
+
+
+class Checkpoint:
+    """Keeps what a sweep has so far. Where that fails the sweep goes on, for it loses nothing unless it is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.has_failed = False
+
+    def write(self, so_far: Profile) -> None:
+        from specplan.errors import FileError
+
+        try:
+            so_far.write(self.path)
+        except FileError as error:
+            if not self.has_failed:
+                remark(f"{error.message}; measuring goes on, and a killed sweep would lose what it has since")
+            self.has_failed = True
 
 
 def verify(pair: Pair, plan: ProfilePlan, time_budget: float | None) -> list[Sample]:
