@@ -13,13 +13,12 @@ import typer
 from specplan.cli.output import INTERRUPTED, JsonOption, print_json, remark, show_progress
 
 if TYPE_CHECKING:
-    from specplan.files import Profile, Sample
+    from specplan.files import Profile
     from specplan.measure import ProfilePlan, StoppingRule
+    from specplan.measure.sweep import SweepResult
     from specplan.measure.verification import Pair
 
 __all__ = ["profile"]
-
-VERIFY_LATER = "the same command with --resume verifies it"
 
 
 class EngineName(StrEnum):
@@ -173,12 +172,15 @@ def profile(
         pair_again = Pair(target=target, draft=draft, device=str(pair.device), dtype=pick_dtype(pair.device), seed=seed)
         del pair
         try:
-            verification = verify(pair_again, plan, time_budget)
+            verified = verify(pair_again, plan, time_budget)
         except KeyboardInterrupt:
-            remark(f"interrupted: {output} is written, and is not verified; {VERIFY_LATER}")
+            remark(f"interrupted: {output} is written, and is not verified; the same command with --resume verifies it")
             raise typer.Exit(INTERRUPTED) from None
-        measured = msgspec.structs.replace(measured, verification=verification)
-        measured.write(output)
+        if verified.samples:
+            measured = msgspec.structs.replace(measured, verification=verified.samples)
+            measured.write(output)
+        for line in describe_cut(verified, plan, seed, time_budget):
+            remark(line)
     if json:
         print_json(summary(measured, output))
     else:
@@ -224,7 +226,7 @@ class Checkpoint:
             self.has_failed = True
 
 
-def verify(pair: Pair, plan: ProfilePlan, time_budget: float | None) -> list[Sample]:
+def verify(pair: Pair, plan: ProfilePlan, time_budget: float | None) -> SweepResult:
     """What a new process measures of the same pair, with the progress of it."""
     from specplan.measure import StoppingRule
     from specplan.measure.verification import measure_anew, verification_points
@@ -240,6 +242,23 @@ def verify(pair: Pair, plan: ProfilePlan, time_budget: float | None) -> list[Sam
             replace(rule, time_budget_s=budget_s),
             on_progress=lambda fraction: report(fraction, "a new process measures"),
         )
+
+
+def describe_cut(verified: SweepResult, plan: ProfilePlan, seed: int, time_budget: float | None) -> Iterator[str]:
+    """What of a verification is missing, and why."""
+    from specplan.measure.verification import verification_points
+
+    num_points = len(verification_points(plan, seed=seed))
+    num_samples, num_failures = len(verified.samples), len(verified.failures)
+    if num_samples + num_failures < num_points:
+        told = f"{num_samples} of {num_points} points were" if num_samples else f"none of {num_points} points was"
+        more = "" if time_budget is None else ", and a larger --time-budget, of which this is a third,"
+        yield (
+            f"out of time: the profile is written, and {told} verified; the same command with --resume{more} verifies "
+            "anew"
+        )
+    if num_failures:
+        yield f"{num_failures} of {num_points} points could not be verified: {verified.failures[0].message}"
 
 
 def print_bench(plan: ProfilePlan, *, target: str, draft: str, output: Path, as_json: bool) -> None:
@@ -317,6 +336,7 @@ def summary(measured: Profile, output: Path) -> dict[str, object]:
         "device": measured.environment.device,
         "samples": len(measured.samples),
         "complete": measured.complete,
+        "verified": len(measured.verification),
         "digest": measured.digest(),
     }
 
@@ -336,10 +356,12 @@ def describe(measured: Profile, num_points: int, output: Path) -> list[str]:
         f"K = {measured.num_speculative_tokens}, up to {measured.max_num_seqs} requests, "
         f"capture limit {measured.capture_limit} tokens"
     )
-    return [
+    lines = [
         f"{models} on {environment.device}, {environment.dtype}",
         f"{len(measured.samples)} of {num_points} points measured, {repetitions[0]} to {repetitions[-1]} repetitions "
         f"each; {settled} settled (median known to 0.5%), the others stopped before that",
         f"{shape}; `graph` points, priced up to the capture limit, are {graph}",
-        f"wrote {output}",
     ]
+    if measured.verification:
+        lines.append(f"{len(measured.verification)} points verified by another process")
+    return [*lines, f"wrote {output}"]

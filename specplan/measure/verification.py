@@ -21,10 +21,9 @@ from time import monotonic
 import torch
 
 from specplan.errors import MeasurementError, SpecplanError
-from specplan.files.profile import Sample
 from specplan.measure.grid import MeasuredPoint, Mode, ProfilePlan, Region
 from specplan.measure.steps import StepFactory
-from specplan.measure.sweep import StoppingRule, sweep
+from specplan.measure.sweep import StoppingRule, SweepResult, sweep_if_time
 from specplan.models import load_model
 
 __all__ = ["Pair", "measure_anew", "verification_points"]
@@ -88,8 +87,11 @@ def measure_anew(
     rule: StoppingRule,
     *,
     on_progress: Callable[[float], None] = lambda fraction: None,
-) -> list[Sample]:
-    """The samples of `verification_points`, taken by a process that is started for it. `rule` has a time budget."""
+) -> SweepResult:
+    """`verification_points` as far as there is time, by a process that is started for it. `rule` has a time budget.
+
+    Raises MeasurementError if the process ended, or if none of the points could run.
+    """
     assert rule.time_budget_s is not None
     gc.collect()
     if pair.device.startswith("cuda"):
@@ -104,7 +106,7 @@ def measure_anew(
     try:
         while not wait([receiver], timeout=1.0):
             on_progress(min((monotonic() - start_s) / rule.time_budget_s, 0.99))
-        answered: list[Sample] | SpecplanError = receiver.recv()
+        answered: SweepResult | SpecplanError = receiver.recv()
     except EOFError as error:
         raise MeasurementError(
             "the process that was to measure anew ended before it had",
@@ -151,7 +153,7 @@ def end_with_parent() -> None:
 
 
 @torch.inference_mode()
-def measure_points(pair: Pair, plan: ProfilePlan, rule: StoppingRule) -> list[Sample]:
+def measure_points(pair: Pair, plan: ProfilePlan, rule: StoppingRule) -> SweepResult:
     """What the new process does."""
     device = torch.device(pair.device)
     if device.type == "cuda":
@@ -159,4 +161,11 @@ def measure_points(pair: Pair, plan: ProfilePlan, rule: StoppingRule) -> list[Sa
     target = load_model(pair.target, "target", device=device, dtype=pair.dtype, seed=pair.seed)
     draft = load_model(pair.draft, "draft", device=device, dtype=pair.dtype, seed=pair.seed + 1)
     factory = StepFactory(target.decoder, draft.decoder, plan, seed=pair.seed + 1)
-    return sweep(factory, verification_points(plan, seed=pair.seed), rule, seed=pair.seed + 1).samples
+    points = verification_points(plan, seed=pair.seed)
+    result = sweep_if_time(factory, points, rule, seed=pair.seed + 1)
+    if len(result.failures) == len(points):
+        raise MeasurementError(
+            f"none of the {len(points)} points could be measured anew: {result.failures[0].message}",
+            "the profile is written without it; leave out --verify-error, or give the device more memory",
+        )
+    return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,7 +12,8 @@ import pytest
 from typer.testing import Result
 
 from specplan.errors import FileError
-from specplan.files import Profile
+from specplan.files import Failure, Profile, Sample
+from specplan.measure.sweep import SweepResult
 
 Run = Callable[..., Result]
 
@@ -67,3 +70,42 @@ def test_a_sweep_goes_on_where_its_checkpoints_fail(
     assert result.exit_code == 0
     assert result.stderr.count("No space left on device; measuring goes on") == 1
     assert Profile.read(tmp_path / "profile.json").samples
+
+
+def test_a_verification_cut_short_is_told(profile: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = Failure(
+        model="verify",
+        mode="eager",
+        layout="multi-query",
+        num_reqs=1,
+        num_tokens=2,
+        k=None,
+        context_len=4,
+        message="no memory",
+    )
+    taken: list[Sample] = []
+    failures: list[Failure] = []
+
+    def cut_short(*args: Any, **kwargs: Any) -> SweepResult:
+        return SweepResult(samples=taken, failures=failures, complete=False)
+
+    monkeypatch.setattr("specplan.measure.verification.measure_anew", cut_short)
+    result = profile("--verify-error", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["verified"] == 0
+    said = re.search(r"out of time: the profile is written, and none of (\d+) points was verified", result.stderr)
+    assert said is not None
+    assert "the same command with --resume, and a larger --time-budget, of which this is a third," in result.stderr
+    num_points = int(said[1])
+
+    taken += Profile.read(tmp_path / "profile.json").samples[:2]
+    result = profile("--verify-error")
+    assert result.exit_code == 0
+    assert "2 points verified by another process" in result.stdout
+    assert f"out of time: the profile is written, and 2 of {num_points} points were verified" in result.stderr
+
+    failures += [failure] * (num_points - 2)
+    result = profile("--verify-error")
+    assert result.exit_code == 0
+    assert f"{num_points - 2} of {num_points} points could not be verified: no memory" in result.stderr
+    assert "out of time: the profile" not in result.stderr

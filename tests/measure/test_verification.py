@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,19 @@ def test_another_process_measures(tmp_path: Path) -> None:
     plan = small_plan()
     pair = Pair(target="tiny", draft="tiny", device="cpu", dtype=torch.float32, seed=0)
     told: list[float] = []
-    samples = measure_anew(pair, plan, QUICK, on_progress=told.append)
+    samples = measure_anew(pair, plan, QUICK, on_progress=told.append).samples
     assert len(samples) == len(verification_points(plan))
     assert all(0 <= fraction < 1 for fraction in told)
     padded = [sample for sample in samples if sample.model == "verify" and sample.mode == "graph"]
     assert any(sample.executed_num_tokens > sample.num_tokens for sample in padded)
     for sample in padded:
         assert sample.executed_num_tokens == padded_size(sample.num_tokens, plan.capture_sizes)
+
+
+def test_no_time_is_no_error() -> None:
+    pair = Pair(target="tiny", draft="tiny", device="cpu", dtype=torch.float32, seed=0)
+    result = measure_anew(pair, small_plan(), replace(QUICK, time_budget_s=1e-9))
+    assert (result.samples, result.failures, result.complete) == ([], [], False)
 
 
 def test_what_goes_wrong_there_is_said_here(tmp_path: Path) -> None:
