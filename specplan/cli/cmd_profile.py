@@ -174,9 +174,10 @@ def profile(
         try:
             verified = verify(pair_again, plan, time_budget)
         except KeyboardInterrupt:
-            remark(f"interrupted: {output} is written, and is not verified; the same command with --resume verifies it")
+            state = "keeps its earlier verification" if measured.verification else "is not verified"
+            remark(f"interrupted: {output} is written, and {state}; the same command with --resume verifies it")
             raise typer.Exit(INTERRUPTED) from None
-        if verified.samples:
+        if verified.samples:  # instead of an earlier one
             measured = msgspec.structs.replace(measured, verification=verified.samples)
             measured.write(output)
         for line in describe_cut(verified, plan, seed, time_budget):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 from typer.testing import Result
 
@@ -41,7 +42,14 @@ def test_an_interrupted_verification_leaves_the_profile_and_says_so(
     assert result.exit_code == 130
     said = f"interrupted: {tmp_path / 'profile.json'} is written, and is not verified; the same command with --resume"
     assert said in result.stderr
-    assert Profile.read(tmp_path / "profile.json").verification == []
+    first = Profile.read(tmp_path / "profile.json")
+    assert first.verification == []
+
+    msgspec.structs.replace(first, verification=first.samples[:3]).write(tmp_path / "profile.json")
+    result = profile("--verify-error", "--resume")
+    assert result.exit_code == 130
+    assert "is written, and keeps its earlier verification; the same command" in result.stderr
+    assert Profile.read(tmp_path / "profile.json").verification == first.samples[:3]
 
 
 def test_a_folder_where_checkpoints_go_is_refused_beforehand(profile: Run, tmp_path: Path) -> None:
@@ -104,8 +112,13 @@ def test_a_verification_cut_short_is_told(profile: Run, tmp_path: Path, monkeypa
     assert "2 points verified by another process" in result.stdout
     assert f"out of time: the profile is written, and 2 of {num_points} points were verified" in result.stderr
 
-    failures += [failure] * (num_points - 2)
+    taken[:] = taken[1:]
+    result = profile("--verify-error", "--resume")
+    assert Profile.read(tmp_path / "profile.json").verification == taken  # instead of the earlier one
+    assert f"1 of {num_points} points were verified" in result.stderr
+
+    failures += [failure] * (num_points - 1)
     result = profile("--verify-error")
     assert result.exit_code == 0
-    assert f"{num_points - 2} of {num_points} points could not be verified: no memory" in result.stderr
+    assert f"{num_points - 1} of {num_points} points could not be verified: no memory" in result.stderr
     assert "out of time: the profile" not in result.stderr
