@@ -99,6 +99,7 @@ def profile(
     from specplan.files import require_writable
     from specplan.measure import ProfilePlan, StoppingRule, SweepProgress, profile_pair
     from specplan.measure.environment import pick_dtype
+    from specplan.measure.steps import require_room
     from specplan.measure.verification import Pair
 
     if time_budget is not None and not time_budget > 0:
@@ -138,6 +139,7 @@ def profile(
         layouts=tuple(name.value for name in layout or [LayoutName.MULTI_QUERY]),
         checks_ragged=True,
     )
+    require_room(plan, pair.target.decoder, pair.draft.decoder)
     rule = StoppingRule(time_budget_s=time_budget)
     if dry_run:
         if json:

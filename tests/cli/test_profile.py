@@ -122,3 +122,11 @@ def test_a_verification_cut_short_is_told(profile: Run, tmp_path: Path, monkeypa
     assert result.exit_code == 0
     assert f"{num_points - 1} of {num_points} points could not be verified: no memory" in result.stderr
     assert "out of time: the profile" not in result.stderr
+
+
+def test_a_dry_run_refuses_what_a_run_would(profile: Run) -> None:
+    measured, listed = (profile("--context-len", "100000", *more) for more in ([], ["--dry-run"]))
+    assert listed.exit_code == measured.exit_code == 2
+    assert listed.stderr == measured.stderr
+    assert "past the models' 128 positions" in listed.stderr
+    assert listed.stdout == ""
