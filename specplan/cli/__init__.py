@@ -105,7 +105,10 @@ def root(
 def main() -> None:
     """The `specplan` script."""
     signal.signal(signal.SIGINT, on_interrupt)
-    sys.exit(app())
+    try:
+        sys.exit(app())
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: to be impatient would only bring a traceback
 
 
 def on_interrupt(signum: int, frame: FrameType | None) -> None:

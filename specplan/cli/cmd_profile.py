@@ -13,8 +13,9 @@ import typer
 from specplan.cli.output import INTERRUPTED, JsonOption, print_json, remark, show_progress
 
 if TYPE_CHECKING:
-    from specplan.files import Profile, Sample
+    from specplan.files import Profile
     from specplan.measure import ProfilePlan, StoppingRule
+    from specplan.measure.sweep import SweepResult
     from specplan.measure.verification import Pair
 
 __all__ = ["profile"]
@@ -88,7 +89,8 @@ def profile(
     Example: specplan profile --target tiny --draft tiny --time-budget 90 -o profile.json
 
     Ctrl-C keeps what is done: the profile is written with the points measured so far and says that it is incomplete.
-    What a killed sweep had is beside it, in a file that ends in .partial. --resume goes on from either.
+    What a killed sweep had is beside it, in a file that ends in .partial. --resume goes on from either. While another
+    process verifies, Ctrl-C ends that process, and the profile stays as it was written before.
     """
     import msgspec
 
@@ -97,6 +99,7 @@ def profile(
     from specplan.files import require_writable
     from specplan.measure import ProfilePlan, StoppingRule, SweepProgress, profile_pair
     from specplan.measure.environment import pick_dtype
+    from specplan.measure.steps import require_room
     from specplan.measure.verification import Pair
 
     if time_budget is not None and not time_budget > 0:
@@ -120,7 +123,7 @@ def profile(
         )
         print_bench(plan, target=target, draft=draft, output=output, as_json=json)
         return
-    partial = output.with_name(f"{output.name}.partial")
+    partial = partial_of(output)
     earlier = read_earlier(output, partial) if resume else None
     pair = load_pair(target, draft, device=device, seed=seed)
     if max_num_batched_tokens is None:
@@ -136,6 +139,7 @@ def profile(
         layouts=tuple(name.value for name in layout or [LayoutName.MULTI_QUERY]),
         checks_ragged=True,
     )
+    require_room(plan, pair.target.decoder, pair.draft.decoder)
     rule = StoppingRule(time_budget_s=time_budget)
     if dry_run:
         if json:
@@ -144,6 +148,7 @@ def profile(
             for line in dry_run_lines(plan, rule):
                 typer.echo(line)
         return
+    checkpoint = Checkpoint(partial)
     with show_progress("measuring") as report:
 
         def on_progress(progress: SweepProgress) -> None:
@@ -160,7 +165,7 @@ def profile(
             seed=seed,
             earlier=earlier,
             on_progress=on_progress,
-            on_checkpoint=lambda so_far: so_far.write(partial),
+            on_checkpoint=checkpoint.write,
         )
     measured.write(output)
     partial.unlink(missing_ok=True)
@@ -168,8 +173,17 @@ def profile(
     if verify_error and not is_interrupted:
         pair_again = Pair(target=target, draft=draft, device=str(pair.device), dtype=pick_dtype(pair.device), seed=seed)
         del pair
-        measured = msgspec.structs.replace(measured, verification=verify(pair_again, plan, time_budget))
-        measured.write(output)
+        try:
+            verified = verify(pair_again, plan, time_budget)
+        except KeyboardInterrupt:
+            state = "keeps its earlier verification" if measured.verification else "is not verified"
+            remark(f"interrupted: {output} is written, and {state}; the same command with --resume verifies it")
+            raise typer.Exit(INTERRUPTED) from None
+        if verified.samples:  # instead of an earlier one
+            measured = msgspec.structs.replace(measured, verification=verified.samples)
+            measured.write(output)
+        for line in describe_cut(verified, plan, seed, time_budget):
+            remark(line)
     if json:
         print_json(summary(measured, output))
     else:
@@ -182,7 +196,40 @@ def profile(
         remark("out of time: the profile lacks points that were never visited; go on with --resume")
 
 
-def verify(pair: Pair, plan: ProfilePlan, time_budget: float | None) -> list[Sample]:
+def partial_of(output: Path) -> Path:
+    """Where a sweep keeps what it has so far. Refused beforehand where it could not."""
+    from specplan.errors import FileError
+    from specplan.files import require_writable
+
+    partial = output.with_name(f"{output.name}.partial")
+    try:
+        require_writable(partial)
+    except FileError as error:
+        raise FileError(
+            error.message, "what is measured is kept there until it is whole: move it away, or give another --output"
+        ) from error
+    return partial
+
+
+class Checkpoint:
+    """Keeps what a sweep has so far. Where that fails the sweep goes on, for it loses nothing unless it is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.has_failed = False
+
+    def write(self, so_far: Profile) -> None:
+        from specplan.errors import FileError
+
+        try:
+            so_far.write(self.path)
+        except FileError as error:
+            if not self.has_failed:
+                remark(f"{error.message}; measuring goes on, and a killed sweep would lose what it has since")
+            self.has_failed = True
+
+
+def verify(pair: Pair, plan: ProfilePlan, time_budget: float | None) -> SweepResult:
     """What a new process measures of the same pair, with the progress of it."""
     from specplan.measure import StoppingRule
     from specplan.measure.verification import measure_anew, verification_points
@@ -198,6 +245,23 @@ def verify(pair: Pair, plan: ProfilePlan, time_budget: float | None) -> list[Sam
             replace(rule, time_budget_s=budget_s),
             on_progress=lambda fraction: report(fraction, "a new process measures"),
         )
+
+
+def describe_cut(verified: SweepResult, plan: ProfilePlan, seed: int, time_budget: float | None) -> Iterator[str]:
+    """What of a verification is missing, and why."""
+    from specplan.measure.verification import verification_points
+
+    num_points = len(verification_points(plan, seed=seed))
+    num_samples, num_failures = len(verified.samples), len(verified.failures)
+    if num_samples + num_failures < num_points:
+        told = f"{num_samples} of {num_points} points were" if num_samples else f"none of {num_points} points was"
+        more = "" if time_budget is None else ", and a larger --time-budget, of which this is a third,"
+        yield (
+            f"out of time: the profile is written, and {told} verified; the same command with --resume{more} verifies "
+            "anew"
+        )
+    if num_failures:
+        yield f"{num_failures} of {num_points} points could not be verified: {verified.failures[0].message}"
 
 
 def print_bench(plan: ProfilePlan, *, target: str, draft: str, output: Path, as_json: bool) -> None:
@@ -275,6 +339,7 @@ def summary(measured: Profile, output: Path) -> dict[str, object]:
         "device": measured.environment.device,
         "samples": len(measured.samples),
         "complete": measured.complete,
+        "verified": len(measured.verification),
         "digest": measured.digest(),
     }
 
@@ -294,10 +359,12 @@ def describe(measured: Profile, num_points: int, output: Path) -> list[str]:
         f"K = {measured.num_speculative_tokens}, up to {measured.max_num_seqs} requests, "
         f"capture limit {measured.capture_limit} tokens"
     )
-    return [
+    lines = [
         f"{models} on {environment.device}, {environment.dtype}",
         f"{len(measured.samples)} of {num_points} points measured, {repetitions[0]} to {repetitions[-1]} repetitions "
         f"each; {settled} settled (median known to 0.5%), the others stopped before that",
         f"{shape}; `graph` points, priced up to the capture limit, are {graph}",
-        f"wrote {output}",
     ]
+    if measured.verification:
+        lines.append(f"{len(measured.verification)} points verified by another process")
+    return [*lines, f"wrote {output}"]

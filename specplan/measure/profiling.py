@@ -37,8 +37,8 @@ def profile_pair(
 ) -> Profile:
     """Measures the pair on the device it was loaded to.
 
-    `earlier`: a profile of the same pair, plan and device that was stopped, to go on from. `on_checkpoint` is given the
-    incomplete profile from time to time.
+    `earlier`: a profile of the same pair, plan and device that was stopped, to go on from; its verification is kept.
+    `on_checkpoint` is given the incomplete profile from time to time.
 
     Raises ConfigError if the plan does not fit the models, or what is to be gone on from is of something else.
     """
@@ -48,7 +48,10 @@ def profile_pair(
         if earlier is not None:
             readings, sentinels = [*earlier.readings, *result.readings], [*earlier.sentinels, *result.sentinels]
             result = replace(result, readings=readings, sentinels=sentinels)
-        return assemble_profile(target, draft, plan, result, created=created)
+        profile = assemble_profile(target, draft, plan, result, created=created)
+        # What another process measured holds, however many more repetitions it is now held against.
+        verification = [] if earlier is None else earlier.verification
+        return msgspec.structs.replace(profile, verification=verification)
 
     if earlier is not None:
         require_same(earlier, profile_of(SweepResult(samples=[], failures=[], complete=False)), plan)

@@ -20,7 +20,7 @@ from specplan.measure.machinery import MachineryFactory
 from specplan.models import Decoder, KVCache
 from specplan.shapes import StepShape, even_query_lens, padded_size, ragged_query_lens
 
-__all__ = ["ReadyStep", "StepFactory"]
+__all__ = ["ReadyStep", "StepFactory", "require_room"]
 
 WARM_UP_RUNS = 3
 
@@ -262,6 +262,7 @@ def in_one(judged: tuple[Tensor, Tensor]) -> Tensor:  # [num_reqs, 1 + longest q
 
 
 def require_room(plan: ProfilePlan, target: Decoder, draft: Decoder) -> None:
+    """Raises ConfigError if the plan has longer sequences than the models have positions."""
     limit = min(target.config.max_position_embeddings, draft.config.max_position_embeddings)
     if plan.longest_sequence > limit:
         raise ConfigError(

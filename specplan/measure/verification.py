@@ -7,21 +7,23 @@ next, and it is the next that serves.
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing.connection import Connection, wait
+from threading import Thread
 from time import monotonic
 
 import torch
 
-from specplan.errors import MeasurementError
-from specplan.files.profile import Sample
+from specplan.errors import MeasurementError, SpecplanError
 from specplan.measure.grid import MeasuredPoint, Mode, ProfilePlan, Region
 from specplan.measure.steps import StepFactory
-from specplan.measure.sweep import StoppingRule, sweep
+from specplan.measure.sweep import StoppingRule, SweepResult, sweep_if_time
 from specplan.models import load_model
 
 __all__ = ["Pair", "measure_anew", "verification_points"]
@@ -85,33 +87,85 @@ def measure_anew(
     rule: StoppingRule,
     *,
     on_progress: Callable[[float], None] = lambda fraction: None,
-) -> list[Sample]:
-    """The samples of `verification_points`, taken by a process that is started for it. `rule` has a time budget."""
+) -> SweepResult:
+    """`verification_points` as far as there is time, by a process that is started for it. `rule` has a time budget.
+
+    Raises MeasurementError if the process ended, or if none of the points could run.
+    """
     assert rule.time_budget_s is not None
     gc.collect()
     if pair.device.startswith("cuda"):
         torch.cuda.empty_cache()  # what this process no longer uses, the new one needs
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=answer, args=(sender, pair, plan, rule), daemon=True)
+    with interrupts_held():
+        process.start()
+    sender.close()  # the child's alone: without it, nothing more can come
     start_s = monotonic()
     try:
-        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-            running = pool.submit(measure_points, pair, plan, rule)
-            while wait([running], timeout=1.0).not_done:
-                on_progress(min((monotonic() - start_s) / rule.time_budget_s, 0.99))
-            return running.result()
-    except BrokenProcessPool as error:
+        while not wait([receiver], timeout=1.0):
+            on_progress(min((monotonic() - start_s) / rule.time_budget_s, 0.99))
+        answered: SweepResult | SpecplanError = receiver.recv()
+    except EOFError as error:
         raise MeasurementError(
             "the process that was to measure anew ended before it had",
             "the profile is written without it; leave out --verify-error, or give the device more memory",
         ) from error
+    finally:
+        process.kill()  # it has answered, or nobody waits for it
+        process.join()
+        receiver.close()
+    if isinstance(answered, SpecplanError):
+        raise answered
+    return answered
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """A process that is started meanwhile never hears of Ctrl-C, which a terminal sends to it too.
+
+    It is for whoever started it to end it, and nothing is said twice. An interrupt that comes meanwhile comes after.
+    """
+    resource_tracker.ensure_running()  # starting it with the process would let interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def answer(sender: Connection, pair: Pair, plan: ProfilePlan, rule: StoppingRule) -> None:
+    """The new process: sends what it measured, or why it could not."""
+    Thread(target=end_with_parent, daemon=True).start()
+    try:
+        sender.send(measure_points(pair, plan, rule))
+    except SpecplanError as error:
+        sender.send(error)
+
+
+def end_with_parent() -> None:
+    """Whoever waits for this process may be killed, and could then end it no more."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @torch.inference_mode()
-def measure_points(pair: Pair, plan: ProfilePlan, rule: StoppingRule) -> list[Sample]:
-    """Runs in the new process."""
+def measure_points(pair: Pair, plan: ProfilePlan, rule: StoppingRule) -> SweepResult:
+    """What the new process does."""
     device = torch.device(pair.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     target = load_model(pair.target, "target", device=device, dtype=pair.dtype, seed=pair.seed)
     draft = load_model(pair.draft, "draft", device=device, dtype=pair.dtype, seed=pair.seed + 1)
     factory = StepFactory(target.decoder, draft.decoder, plan, seed=pair.seed + 1)
-    return sweep(factory, verification_points(plan, seed=pair.seed), rule, seed=pair.seed + 1).samples
+    points = verification_points(plan, seed=pair.seed)
+    result = sweep_if_time(factory, points, rule, seed=pair.seed + 1)
+    if len(result.failures) == len(points):
+        raise MeasurementError(
+            f"none of the {len(points)} points could be measured anew: {result.failures[0].message}",
+            "the profile is written without it; leave out --verify-error, or give the device more memory",
+        )
+    return result

@@ -149,6 +149,16 @@ def test_a_stopped_sweep_is_gone_on_from() -> None:
     assert profile_pair(*models, plan, QUICK, earlier=whole).samples == whole.samples  # there is nothing left to do
 
 
+def test_a_verification_stays_when_its_profile_is_gone_on_from() -> None:
+    """Another process measured it on the same device: more repetitions of this one do not make it untrue."""
+    models, plan = (small_model("big"), small_model("little")), small_plan()
+    stopped = profile_pair(*models, plan, QUICK, on_progress=stop_after(len(plan.points()) + 10))
+    verified = msgspec.structs.replace(stopped, verification=stopped.samples[:3])
+    whole = profile_pair(*models, plan, QUICK, earlier=verified)
+    assert whole.complete
+    assert whole.verification == verified.verification
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +64,19 @@ def test_another_process_measures(tmp_path: Path) -> None:
     plan = small_plan()
     pair = Pair(target="tiny", draft="tiny", device="cpu", dtype=torch.float32, seed=0)
     told: list[float] = []
-    samples = measure_anew(pair, plan, QUICK, on_progress=told.append)
+    samples = measure_anew(pair, plan, QUICK, on_progress=told.append).samples
     assert len(samples) == len(verification_points(plan))
     assert all(0 <= fraction < 1 for fraction in told)
     padded = [sample for sample in samples if sample.model == "verify" and sample.mode == "graph"]
     assert any(sample.executed_num_tokens > sample.num_tokens for sample in padded)
     for sample in padded:
         assert sample.executed_num_tokens == padded_size(sample.num_tokens, plan.capture_sizes)
+
+
+def test_no_time_is_no_error() -> None:
+    pair = Pair(target="tiny", draft="tiny", device="cpu", dtype=torch.float32, seed=0)
+    result = measure_anew(pair, small_plan(), replace(QUICK, time_budget_s=1e-9))
+    assert (result.samples, result.failures, result.complete) == ([], [], False)
 
 
 def test_what_goes_wrong_there_is_said_here(tmp_path: Path) -> None:
@@ -84,6 +96,59 @@ def test_a_process_that_dies_is_an_error_and_not_a_traceback() -> None:
     pair = Dying(target="tiny", draft="tiny", device="cpu", dtype=torch.float32, seed=0)
     with pytest.raises(MeasurementError, match="ended before it had"):
         measure_anew(pair, small_plan(), QUICK)
+
+
+# Verifies until it is ended, and tells how long it has waited.
+ENDLESS = """
+import torch
+from specplan.measure import ProfilePlan, StoppingRule
+from specplan.measure.verification import Pair, measure_anew
+
+plan = ProfilePlan(max_num_seqs=1, num_speculative_tokens=1, max_num_batched_tokens=4, contexts=(8,))
+rule = StoppingRule(half_width=0.0, max_busy_s=1e9, time_budget_s=1e9)
+pair = Pair(target="tiny", draft="tiny", device="cpu", dtype=torch.float32, seed=0)
+try:
+    measure_anew(pair, plan, rule, on_progress=lambda fraction: print("waiting", flush=True))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "to_group", "seconds"),
+    [
+        pytest.param([signal.SIGINT], True, 1, id="a Ctrl-C while it starts"),
+        pytest.param([signal.SIGINT], False, 5, id="an interrupt of the parent alone"),
+        pytest.param([signal.SIGINT, signal.SIGINT], True, 5, id="an impatient Ctrl-C"),
+        pytest.param([signal.SIGTERM], False, 1, id="the parent ended while it starts"),
+        pytest.param([signal.SIGKILL], False, 5, id="the parent killed"),
+    ],
+)
+def test_it_goes_with_whoever_waits_for_it(signals: list[signal.Signals], to_group: bool, seconds: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            for _ in range(seconds):
+                assert parent.stdout.readline() == "waiting\n"
+            for each in signals:
+                (os.killpg if to_group else os.kill)(parent.pid, each)
+                time.sleep(0.002)
+            # Both hold the pipes: they end when the last of the processes has.
+            stdout, stderr = parent.communicate(timeout=30)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(parent.pid, signal.SIGKILL)
+    if len(signals) == 1:
+        assert stderr == ""
+        is_interrupt = signals == [signal.SIGINT]
+        assert parent.returncode == (0 if is_interrupt else -signals[0])
+        assert ("interrupted" in stdout) == is_interrupt
 
 
 def test_errors_survive_the_way_between_processes() -> None:
