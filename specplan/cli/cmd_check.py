@@ -90,7 +90,8 @@ def check(
             graph_mode=parse_graph_mode(graph_mode),
             has_piecewise=piecewise,
             attention=parse_attention(attention),
-            capture_limit=capture_limit if sizes is None else max(sizes),
+            capture_limit=capture_limit,
+            capture_sizes=sizes,
             tables=tables,
         )
         if sizes is not None:

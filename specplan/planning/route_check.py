@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -80,6 +80,7 @@ class RouteCheck:
     num_speculative_tokens: int
     capture_limit: int
     capture_limit_from: LimitSource
+    capture_sizes_from: LimitSource
     full_batch: RoutedStep
     eager_from_num_reqs: int | None
     findings: tuple[Finding, ...]
@@ -96,6 +97,7 @@ def check_route(
     has_piecewise: bool,
     attention: AttentionSupport,
     capture_limit: int | None = None,
+    capture_sizes: Sequence[int] | None = None,
     tables: CostTables | None = None,
 ) -> RouteCheck:
     """Resolve the graph mode, route the full batch and judge it; with tables, price it at their longest context.
@@ -103,21 +105,25 @@ def check_route(
     Args:
         capture_limit: In tokens. None: the tables' own, or without tables the largest size vLLM captures by default.
             A limit that is given stands for vLLM's default sizes up to it, or for the tables' up to it, and for itself.
+        capture_sizes: All that the engine captures, in tokens and in any order, in place of the limit.
 
     Raises:
-        ConfigError: A limit is below 1, or beyond what could be captured.
+        ConfigError: A limit or a size is below 1, or beyond what could be captured; or both are given.
         InfeasibleError: Adaptive verification cannot run: see `resolve_graph_mode`; or nothing is captured.
         CoverageError: The full batch is outside the tables.
     """
     mode = resolve_graph_mode(
         graph_mode, has_piecewise=has_piecewise, attention=attention, num_speculative_tokens=num_speculative_tokens
     )
-    sizes = _capture_sizes(max_num_seqs, num_speculative_tokens, capture_limit, tables)
+    if capture_sizes is None:
+        sizes = _capture_sizes(max_num_seqs, num_speculative_tokens, capture_limit, tables)
+    else:
+        sizes = _given_sizes(capture_sizes, capture_limit)
     limit = sizes[-1]
     full_route = route_step(max_num_seqs * (1 + num_speculative_tokens), sizes)
     full_batch = _step(max_num_seqs, num_speculative_tokens, full_route, tables)
     choices = tuple(_choices(full_batch, sizes, tables)) if full_route.mode == "eager" else ()
-    limit_from: LimitSource = "vllm" if tables is None else "tables"
+    known_from: LimitSource = "vllm" if tables is None else "tables"
     return RouteCheck(
         wished_graph_mode=graph_mode,
         graph_mode=mode,
@@ -125,7 +131,8 @@ def check_route(
         max_num_seqs=max_num_seqs,
         num_speculative_tokens=num_speculative_tokens,
         capture_limit=limit,
-        capture_limit_from=limit_from if capture_limit is None else "given",
+        capture_limit_from=known_from if capture_limit is None and capture_sizes is None else "given",
+        capture_sizes_from=known_from if capture_sizes is None else "given",
         full_batch=full_batch,
         eager_from_num_reqs=limit // (1 + num_speculative_tokens) + 1 if full_route.mode == "eager" else None,
         findings=tuple(_findings(full_batch, limit)),
@@ -161,6 +168,19 @@ def _capture_sizes(
             max_num_seqs, num_speculative_tokens, max_num_batched_tokens=unbounded, ceiling=capture_limit
         )
     return tuple(sorted({*(size for size in sizes if size < capture_limit), capture_limit}))
+
+
+def _given_sizes(capture_sizes: Sequence[int], capture_limit: int | None) -> tuple[int, ...]:  # ascending, not empty
+    if capture_limit is not None:
+        raise ConfigError("capture sizes and a capture limit are given, expected one of them", "leave one of them out")
+    sizes = tuple(sorted(set(capture_sizes)))
+    if not sizes or not 1 <= sizes[0] <= sizes[-1] <= _MOST_CAPTURED:
+        wrong = next((size for size in sizes if not 1 <= size <= _MOST_CAPTURED), "none")
+        raise ConfigError(
+            f"the capture sizes hold {wrong}, expected numbers of tokens from 1 to {_MOST_CAPTURED}",
+            "list the sizes that the engine captures: --capture-sizes 1,2,4,8",
+        )
+    return sizes
 
 
 def _step(

@@ -107,6 +107,13 @@ def test_the_context_of_the_prices_is_named(run: Run, tables_to_40: Path) -> Non
     assert "(6 requests, context 2048;" in run(*SIX, tables_to_40).stdout
 
 
+def test_sizes_that_are_given_are_the_sizes(run: Run) -> None:
+    told = run(*SIX, "--capture-sizes", "1,64").stdout
+    assert "42 tokens replay the graph of 64" in told
+    assert "the worst, 7 tokens, runs at 64" in told
+    assert "vLLM's rule" not in told
+
+
 def test_one_request(run: Run) -> None:
     told = run("check", "--max-num-seqs", "2", "-k", "4", "--capture-limit", "5").stdout
     assert "  fits: 1 request " in told

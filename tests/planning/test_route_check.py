@@ -72,6 +72,36 @@ def test_a_full_batch_at_the_limit_replays() -> None:
     assert (checked.eager_from_num_reqs, checked.choices, checked.findings) == (None, (), ())
 
 
+class TestSizesThatAreGiven:
+    def test_a_batch_replays_the_smallest_that_holds_it(self) -> None:
+        checked = check(capture_sizes=[64, 1])
+        assert (checked.full_batch.route.padded_tokens, checked.full_batch.route.mode) == (64, "graph")
+        assert (checked.capture_limit, checked.capture_limit_from, checked.capture_sizes_from) == (64, "given", "given")
+        assert checked.findings[0].message.startswith("42 tokens replay the graph of 64")
+
+    def test_the_price_is_of_the_size_that_is_replayed(self) -> None:
+        """The tables hold graphs of 64 and 128 tokens: an engine without one of 64 runs at 128."""
+        tables = make_tables(capture_limit=128)
+        assert check(capture_sizes=[1, 128], tables=tables).full_batch.price == exact(12.0 + 0.4 + 0.1)
+        assert (
+            check(capture_sizes=[1, 64, 128], tables=tables).full_batch.price == check(tables=tables).full_batch.price
+        )
+
+    def test_what_would_fit_is_of_these_sizes(self) -> None:
+        checked = check(capture_sizes=[16, 32], tables=make_tables())
+        routes = {choice.change: choice.step.route.padded_tokens for choice in checked.choices}
+        assert routes == {"draft-budget": 32, "num-speculative-tokens": 32, "num-reqs": 32, "capture-limit": 42}
+
+    @pytest.mark.parametrize("sizes", [[], [0, 1], [1, 2**21]])
+    def test_that_are_none(self, sizes: list[int]) -> None:
+        with pytest.raises(ConfigError, match="the capture sizes hold"):
+            check(capture_sizes=sizes)
+
+    def test_beside_a_limit(self) -> None:
+        with pytest.raises(ConfigError, match="expected one of them"):
+            check(capture_sizes=[1], capture_limit=1)
+
+
 def test_the_limit_is_vllms_unless_given_or_in_the_tables() -> None:
     for max_num_seqs, k in ((6, 6), (128, 7), (1, 1)):
         checked = check(max_num_seqs, k)
