@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specplan.errors import ConfigError, CoverageError, InfeasibleError
-from specplan.files.tables import Finding, Source
+from specplan.files.tables import Finding, Semantics, Source
 from specplan.planning.routes import AttentionSupport, GraphMode, StepRoute, resolve_graph_mode, route_step
 from specplan.shapes import default_capture_sizes
 
@@ -29,7 +29,7 @@ class StepPrice:
     """cost_ms = draft_ms[K][n] + verify_ms[c, n][t] + overhead_ms[n].
 
     `is_upper_bound`: the tables hold no step of this size that runs this way, and the next larger one that does is
-    charged.
+    charged. Of padded tables alone: others charge a replay of any size by their own reading.
     """
 
     cost_ms: float
@@ -87,6 +87,7 @@ class RouteCheck:
     choices: tuple[Choice, ...]  # empty where the full batch replays a graph
     crossing: Crossing | None  # None without prices, or where no graph holds that many requests
     context_len: int | None  # of the prices; None without them, or where they hold for any
+    semantics: Semantics | None  # of the prices
 
 
 def check_route(
@@ -140,6 +141,7 @@ def check_route(
         crossing=_crossing(full_batch, choices),
         # Tables made from plain curves hold for any context.
         context_len=tables.contexts[-1] if tables is not None and tables.profile_digest is not None else None,
+        semantics=None if tables is None else tables.semantics,
     )
 
 
@@ -218,7 +220,17 @@ def _price(num_reqs: int, k: int, route: StepRoute, tables: CostTables) -> StepP
             f"{tables.max_num_tokens} tokens, with graphs up to {tables.capture_limit}",
             f"measure larger steps (specplan profile --max-num-batched-tokens {2 * charged}) and rebuild the tables",
         )
-    is_upper_bound = charged not in tables.capture_sizes if route.mode == "graph" else charged > route.num_tokens
+    if route.mode == "graph":
+        is_upper_bound = tables.semantics == "padded" and charged not in tables.capture_sizes
+    else:
+        is_upper_bound = charged > route.num_tokens
+        if is_upper_bound and tables.semantics in ("linear", "floor"):
+            raise CoverageError(
+                f"no cost for {num_reqs} requests with {route.num_tokens} tokens run eagerly: these tables "
+                f"({tables.semantics}) hold replays up to {tables.capture_limit} tokens, and past that what these lead "
+                "to",
+                "build them with --semantics padded, or leave the capture limit out",
+            )
     if is_upper_bound and tables.monotone == "none":
         raise CoverageError(
             f"no cost for {num_reqs} requests with {route.num_tokens} tokens run as asked, and these tables "

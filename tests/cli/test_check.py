@@ -83,6 +83,17 @@ def test_bounds_and_extrapolation_are_explained(run: Run, tables_file: Path, tmp
     assert extrapolated.endswith("* rests on extrapolation\n")
 
 
+def test_at_most_is_said_of_padded_tables_alone(run: Run, tmp_path: Path) -> None:
+    for semantics in ("linear", "floor"):
+        path = tmp_path / f"{semantics}.json"
+        build_cost_tables(
+            [(8, 0.2)], [(8, 1.0), (32, 4.0)], max_num_reqs=8, max_num_tokens=64, capture_limit=32, semantics=semantics
+        ).write(path)
+        told = run("check", path, "--max-num-seqs", "8", "-k", "1", "--capture-limit", "16").stdout
+        assert "at most " not in told.split("price: ")[1]
+        assert f"\nby {semantics} tables: a size that was not measured costs what" in told
+
+
 def test_within_the_limit(run: Run, tables_to_40: Path) -> None:
     result = run("check", "--max-num-seqs", "4", "-k", "9", tables_to_40)
     assert result.exit_code == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specplan.costs import build_cost_tables
 from specplan.errors import ConfigError, CoverageError, InfeasibleError
 from specplan.files import CostTables
-from specplan.files.tables import Source
+from specplan.files.tables import Semantics, Source
 from specplan.planning import AttentionSupport, GraphMode, RouteCheck, check_route
 from specplan.planning.route_check import StepPrice
 from specplan.shapes import default_capture_sizes
@@ -258,6 +258,25 @@ def with_draft_ks(ks: list[int], ms: list[float]) -> CostTables:
         draft_table_ms=np.broadcast_to(np.array(ms)[:, None], shape).copy(),
         draft_source=np.zeros(shape, dtype=np.uint8),
     )
+
+
+class TestTablesThatAreReadOtherwise:
+    """At most is what padded tables charge: the next larger size."""
+
+    @pytest.mark.parametrize(("semantics", "verify_ms"), [("padded", 9.0), ("linear", 3.7 + 5.3 / 3), ("floor", 3.7)])
+    def test_a_replay_at_a_size_that_was_not_measured(self, semantics: Semantics, verify_ms: float) -> None:
+        checked = check(tables=make_tables(capture_limit=64, semantics=semantics), capture_sizes=[1, 48])
+        price = checked.full_batch.price
+        assert price is not None
+        assert price.cost_ms == pytest.approx(verify_ms + 0.4 + 0.1)
+        assert price.is_upper_bound == (semantics == "padded")
+        assert checked.semantics == semantics
+
+    @pytest.mark.parametrize("semantics", ["linear", "floor"])
+    def test_an_eager_step_within_their_limit_has_no_cost_in_them(self, semantics: Semantics) -> None:
+        with pytest.raises(CoverageError, match=f"run eagerly: these tables .{semantics}. hold replays") as raised:
+            check(tables=make_tables(capture_limit=64, semantics=semantics), capture_limit=40)
+        assert "--semantics padded" in raised.value.hint
 
 
 @pytest.mark.parametrize("limit", [-1, 2**20 + 1])
