@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specplan.errors import ConfigError, CoverageError, InfeasibleError
-from specplan.files.tables import Finding, Semantics, Source
+from specplan.files.tables import Finding, Source
 from specplan.planning.routes import AttentionSupport, GraphMode, StepRoute, resolve_graph_mode, route_step
 from specplan.shapes import default_capture_sizes
 
@@ -87,7 +87,6 @@ class RouteCheck:
     choices: tuple[Choice, ...]  # empty where the full batch replays a graph
     crossing: Crossing | None  # None without prices, or where no graph holds that many requests
     context_len: int | None  # of the prices; None without them, or where they hold for any
-    semantics: Semantics | None  # of the prices
 
 
 def check_route(
@@ -141,7 +140,6 @@ def check_route(
         crossing=_crossing(full_batch, choices),
         # Tables made from plain curves hold for any context.
         context_len=tables.contexts[-1] if tables is not None and tables.profile_digest is not None else None,
-        semantics=None if tables is None else tables.semantics,
     )
 
 

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specplan.files.tables import Semantics
 from specplan.planning import Captured, Choice, RouteCheck, StepPrice
 
 __all__ = ["check_lines"]
 
 _RUNS: dict[Captured, str] = {"full": "replay full graphs", "piecewise": "piecewise ones", "eager": "run eagerly"}
 _LIMIT_SOURCES = {"given": "as given", "tables": "the tables'", "vllm": "vLLM's default"}
-_READINGS: dict[Semantics | None, str] = {
-    "linear": "a size that was not measured costs what lies between its neighbours, as if replays fitted any size",
-    "floor": "a size that was not measured costs what the measured one below it does, and no engine runs so",
-    "exact": "sizes that were measured alone",
-}
 _EXTRAPOLATED = "*"
 _AT_MOST = "at most "
 
@@ -112,7 +106,5 @@ def _legend(check: RouteCheck) -> Iterator[str]:
     prices = [step.price for step in (check.full_batch, *(choice.step for choice in check.choices))]
     if any(price is not None and price.is_upper_bound for price in prices):
         yield "at most: these tables hold no such step of that size; the next larger one that they hold is charged"
-    if check.semantics in _READINGS:
-        yield f"by {check.semantics} tables: {_READINGS[check.semantics]}"
     if any(price is not None and price.is_extrapolated for price in prices):
         yield f"{_EXTRAPOLATED} rests on extrapolation"

@@ -26,6 +26,7 @@ from specplan.costs import tables_from_profile
 from specplan.errors import ConfigError, CoverageError
 from specplan.files import CostTables, Profile, Sample
 from specplan.files.tables import Semantics, Source
+from specplan.report.cost_page import cost_page
 from specplan.report.cost_plot import cost_figure, write_plot
 
 K = 3
@@ -167,6 +168,13 @@ def test_exact_tables_are_drawn_where_they_have_a_cost_and_as_no_line() -> None:
         drawn = [line for line in axes.lines if str(line.get_label()).endswith("requests")]
         assert {(line.get_linestyle(), line.get_marker()) for line in drawn} == {("None", ".")}
     assert "not measured have no cost" in passes.get_title(loc="left")
+
+
+def test_the_page_tells_of_a_staircase_where_there_is_one() -> None:
+    for semantics in get_args(Semantics):
+        page = cost_page(WHOLE, tables_from_profile(WHOLE, semantics=semantics), "<svg/>")
+        assert ("The staircase" in page) == (semantics == "padded")
+        assert (f"These tables are {semantics}: " in page) == (semantics != "padded")
 
 
 def test_exact_tables_without_any_cost_are_refused() -> None:
