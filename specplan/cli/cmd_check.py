@@ -90,14 +90,15 @@ def check(
             graph_mode=parse_graph_mode(graph_mode),
             has_piecewise=piecewise,
             attention=parse_attention(attention),
-            capture_limit=capture_limit if sizes is None else max(sizes),
+            capture_limit=capture_limit,
+            capture_sizes=sizes,
             tables=tables,
         )
         if sizes is not None:
             findings += judge_capture_sizes(
                 sizes, max_num_seqs=max_num_seqs, num_speculative_tokens=num_speculative_tokens
             )
-    show(file, findings, route, as_json=json)
+    show(file, tables, findings, route, as_json=json)
     found = [*findings, *(() if route is None else route.findings)]
     if strict and any(finding.severity == "warning" for finding in found):
         raise typer.Exit(NOT_GOOD)
@@ -131,7 +132,9 @@ def judged(file: Path, here: str | None) -> tuple[CostTables | None, list[Findin
     return tables, findings
 
 
-def show(file: Path | None, findings: list[Finding], route: RouteCheck | None, *, as_json: bool) -> None:
+def show(
+    file: Path | None, tables: CostTables | None, findings: list[Finding], route: RouteCheck | None, *, as_json: bool
+) -> None:
     if as_json:
         import msgspec
 
@@ -144,8 +147,11 @@ def show(file: Path | None, findings: list[Finding], route: RouteCheck | None, *
         print_json(result)
         return
     from specplan.report.check import check_lines
-    from specplan.report.findings import finding_lines
+    from specplan.report.findings import finding_lines, semantics_note
 
+    if tables is not None:
+        for line in semantics_note(tables.semantics):
+            typer.echo(line)
     if file is not None or findings:
         for line in finding_lines("capture sizes" if file is None else str(file), findings):
             typer.echo(line)

@@ -10,18 +10,19 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from specplan.costs.findings import fewest_repetitions
 from specplan.costs.samples import require_positive
 from specplan.costs.uncertainty import median_half_widths
 from specplan.files.profile import Machinery, Profile, Sample
 from specplan.files.tables import CostTables, Source
 from specplan.shapes import Lengths
 
-__all__ = ["REGIONS", "Cost", "Costs", "Point", "Region", "costs_of"]
+__all__ = ["FEWEST", "REGIONS", "Cost", "Costs", "Point", "Region", "costs_of"]
 
 Region = Literal["captured", "smooth", "mixed", "draft", "host", "machinery", "draft-prefill"]
 REGIONS: Final[tuple[Region, ...]] = ("captured", "smooth", "mixed", "draft", "host", "machinery", "draft-prefill")
 # Of n repetitions all lie on one side of the true median with probability 2 / 2^n: below six, no interval is of 95%.
-_FEWEST = 6
+FEWEST: Final = 6
 _TERMS: Final[dict[str, Machinery]] = {term: term for term in get_args(Machinery)}
 
 
@@ -53,9 +54,12 @@ def costs_of(source: Profile | CostTables) -> Costs:
     """Every region, in the order of REGIONS, and of each its points in ascending order; empty where nothing is known.
 
     Of a profile: medians of what prices steps. Of tables: the cells that were measured, as priced; what was filled in
-    between them says nothing more.
+    between them says nothing more. Tables do not hold how often a cell was timed: where they tell of samples of fewer
+    repetitions than an interval takes, and not of which, none of their intervals counts.
     """
     found = _of_profile(source) if isinstance(source, Profile) else dict(_of_tables(source))
+    if isinstance(source, CostTables) and (fewest_repetitions(source.findings) or FEWEST) < FEWEST:
+        found = {key: Cost(ms=cost.ms, ci_ms=None) for key, cost in found.items()}
     costs: Costs = {region: {} for region in REGIONS}
     for region, point in sorted(found, key=lambda key: (REGIONS.index(key[0]), _order(key[1]))):
         costs[region][point] = found[region, point]
@@ -80,7 +84,7 @@ def _of_profile(profile: Profile) -> dict[tuple[Region, Point], Cost]:
     repetitions = [np.array(values) for values in series.values()]
     widths = median_half_widths(repetitions).tolist() if repetitions else []
     return {
-        key: Cost(ms=float(np.median(values)), ci_ms=width if len(values) >= _FEWEST else None)
+        key: Cost(ms=float(np.median(values)), ci_ms=width if len(values) >= FEWEST else None)
         for key, values, width in zip(series, repetitions, widths, strict=True)
     }
 

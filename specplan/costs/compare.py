@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from specplan import __version__
 from specplan.costs.binding import Difference, differences, identity_of, in_words
-from specplan.costs.comparable import REGIONS, Cost, Point, Region, costs_of
+from specplan.costs.comparable import FEWEST, REGIONS, Cost, Point, Region, costs_of
 from specplan.costs.conditions import judge_conditions
-from specplan.costs.findings import judge_profile
+from specplan.costs.findings import fewest_repetitions, judge_profile
 from specplan.errors import ConfigError, CoverageError
 from specplan.files.profile import Profile
 from specplan.files.tables import CostTables
@@ -85,6 +85,8 @@ class CostsCompared(Struct, frozen=True, kw_only=True):
     source: str
     device: str | None
     warnings: list[str]  # of the profile or the tables, in short
+    # Of any sample behind tables, where it is too few for an interval; null where nobody knows of such.
+    fewest_repetitions: int | None = None
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -257,9 +259,11 @@ def _differing(aspect: str, old: Any, new: Any, *, binds: bool = True) -> Iterat
 
 def _compared(costs: Profile | CostTables) -> CostsCompared:
     findings = [*judge_profile(costs), *judge_conditions(costs)] if isinstance(costs, Profile) else costs.findings
+    fewest = fewest_repetitions(findings) if isinstance(costs, CostTables) else None
     return CostsCompared(
         digest=costs.digest(),
         source=costs.source,
         device=None if costs.environment is None else costs.environment.device,
         warnings=[finding.message for finding in findings if finding.severity == "warning"],
+        fewest_repetitions=fewest if fewest is not None and fewest < FEWEST else None,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,6 +18,7 @@ from specplan.shapes import reachable_sizes
 __all__ = [
     "Evidence",
     "MeasuredCurve",
+    "fewest_repetitions",
     "free_drafter",
     "judge_costs",
     "judge_profile",
@@ -278,6 +280,16 @@ def _few_repetitions(profile: Profile) -> Iterator[Finding]:
             message=f"{len(few)} of {len(counts)} samples have fewer than {_FEW} repetitions, at least {min(few)}",
             hint="their medians are less sure; give the sweep more time: specplan profile --time-budget SECONDS",
         )
+
+
+def fewest_repetitions(findings: Iterable[Finding]) -> int | None:
+    """Of the samples that tables with these findings were made from: what `few-repetitions` says. None where it says
+    nothing: no sample of a pass has few, or nobody counted them."""
+    for finding in findings:
+        if (finding.code, finding.place) == ("few-repetitions", "profile"):
+            told = re.search(r", at least ([0-9]{1,9})$", finding.message)
+            return None if told is None else int(told[1])
+    return None
 
 
 def _thin_verification(profile: Profile) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ from specplan.files._json import encode, read_json, write_json
 from specplan.files.axis import corners, place_on
 from specplan.files.machinery import MachineryCosts
 from specplan.files.mixed_costs import MixedCosts
-from specplan.files.profile import Environment, ModelInfo
+from specplan.files.profile import Drafts, Environment, ModelInfo
 from specplan.files.trust import AdditiveFit, FeedCosts, HeldOutError, LayoutCosts, RegionError
 from specplan.shapes import Layout
 
@@ -97,7 +97,7 @@ class CostTables(
     draft: ModelInfo | None = None
     layout: Layout = "multi-query"  # of the verify passes that are priced
     profile_digest: str | None
-    num_speculative_tokens: Annotated[int, Meta(ge=0)] | None
+    num_speculative_tokens: Drafts | None
     capture_sizes: list[int]
     capture_limit: int
     draft_capture_limit: Annotated[int, Meta(ge=0)] | None

@@ -94,6 +94,10 @@ class FeedCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wide_ms: Milliseconds
     wide_ci_ms: Interval
 
+    def __post_init__(self) -> None:
+        if self.wide_len <= self.narrow_len:
+            raise ValueError(f".wide_len: expected more than narrow_len ({self.narrow_len}), got {self.wide_len}")
+
     @property
     def ratio(self) -> float:
         """How many times as long the wide first pass makes drafting take."""

@@ -9,14 +9,29 @@ import numpy as np
 from specplan.files.tables import CostTables, Finding
 from specplan.planning.budget import choose_draft_budget
 
-__all__ = ["judge_choices"]
+__all__ = ["judge_choices", "nearest_draft_k"]
 
 CONFIDENCES = (0.5, 0.7, 0.9, 1.0)
 
 
 def judge_choices(tables: CostTables) -> Iterator[Finding]:
     """Every number of requests that was measured, at the longest context, with drafts that are all equally sure."""
-    k = tables.num_speculative_tokens
+    asked = tables.num_speculative_tokens
+    if not asked:
+        return
+    k = nearest_draft_k(tables, asked)
+    if k != asked and tables.draft_ks is not None:
+        first, last = tables.draft_ks[0], tables.draft_ks[-1]
+        yield Finding(
+            code="draft-k-not-measured",
+            severity="warning",
+            place="draft",
+            message=f"these costs are for K = {asked}, and drafting was timed at "
+            f"{f'k = {first}' if first == last else f'k from {first} to {last}'}: a step that drafts {asked} tokens "
+            "each has no cost",
+            hint=f"time drafting at k = {asked} too (specplan profile -k {asked}), or plan with what was timed: "
+            f"specplan simulate -k {max(last, 1)}",
+        )
     if not k:
         return
     draft_row, overhead_ms = tables.draft_row(k), tables.step_overhead_ms(has_drafts=True, has_budget=True)
@@ -55,3 +70,8 @@ def judge_choices(tables: CostTables) -> Iterator[Finding]:
             f"confidences of {confidence}, a step of {chosen} tokens",
             hint=f"measure that far: specplan profile --max-num-seqs {num_reqs} --max-num-batched-tokens {2 * chosen}",
         )
+
+
+def nearest_draft_k(tables: CostTables, k: int) -> int:
+    """`k`, or the nearest to it that the tables know what drafting costs at."""
+    return k if tables.draft_ks is None else min(max(k, tables.draft_ks[0]), tables.draft_ks[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -29,7 +29,7 @@ class StepPrice:
     """cost_ms = draft_ms[K][n] + verify_ms[c, n][t] + overhead_ms[n].
 
     `is_upper_bound`: the tables hold no step of this size that runs this way, and the next larger one that does is
-    charged.
+    charged. Of padded tables alone: others charge a replay of any size by their own reading.
     """
 
     cost_ms: float
@@ -80,6 +80,7 @@ class RouteCheck:
     num_speculative_tokens: int
     capture_limit: int
     capture_limit_from: LimitSource
+    capture_sizes_from: LimitSource
     full_batch: RoutedStep
     eager_from_num_reqs: int | None
     findings: tuple[Finding, ...]
@@ -96,6 +97,7 @@ def check_route(
     has_piecewise: bool,
     attention: AttentionSupport,
     capture_limit: int | None = None,
+    capture_sizes: Sequence[int] | None = None,
     tables: CostTables | None = None,
 ) -> RouteCheck:
     """Resolve the graph mode, route the full batch and judge it; with tables, price it at their longest context.
@@ -103,21 +105,25 @@ def check_route(
     Args:
         capture_limit: In tokens. None: the tables' own, or without tables the largest size vLLM captures by default.
             A limit that is given stands for vLLM's default sizes up to it, or for the tables' up to it, and for itself.
+        capture_sizes: All that the engine captures, in tokens and in any order, in place of the limit.
 
     Raises:
-        ConfigError: A limit is below 1, or beyond what could be captured.
+        ConfigError: A limit or a size is below 1, or beyond what could be captured; or both are given.
         InfeasibleError: Adaptive verification cannot run: see `resolve_graph_mode`; or nothing is captured.
         CoverageError: The full batch is outside the tables.
     """
     mode = resolve_graph_mode(
         graph_mode, has_piecewise=has_piecewise, attention=attention, num_speculative_tokens=num_speculative_tokens
     )
-    sizes = _capture_sizes(max_num_seqs, num_speculative_tokens, capture_limit, tables)
+    if capture_sizes is None:
+        sizes = _capture_sizes(max_num_seqs, num_speculative_tokens, capture_limit, tables)
+    else:
+        sizes = _given_sizes(capture_sizes, capture_limit)
     limit = sizes[-1]
     full_route = route_step(max_num_seqs * (1 + num_speculative_tokens), sizes)
     full_batch = _step(max_num_seqs, num_speculative_tokens, full_route, tables)
     choices = tuple(_choices(full_batch, sizes, tables)) if full_route.mode == "eager" else ()
-    limit_from: LimitSource = "vllm" if tables is None else "tables"
+    known_from: LimitSource = "vllm" if tables is None else "tables"
     return RouteCheck(
         wished_graph_mode=graph_mode,
         graph_mode=mode,
@@ -125,7 +131,8 @@ def check_route(
         max_num_seqs=max_num_seqs,
         num_speculative_tokens=num_speculative_tokens,
         capture_limit=limit,
-        capture_limit_from=limit_from if capture_limit is None else "given",
+        capture_limit_from=known_from if capture_limit is None and capture_sizes is None else "given",
+        capture_sizes_from=known_from if capture_sizes is None else "given",
         full_batch=full_batch,
         eager_from_num_reqs=limit // (1 + num_speculative_tokens) + 1 if full_route.mode == "eager" else None,
         findings=tuple(_findings(full_batch, limit)),
@@ -163,6 +170,19 @@ def _capture_sizes(
     return tuple(sorted({*(size for size in sizes if size < capture_limit), capture_limit}))
 
 
+def _given_sizes(capture_sizes: Sequence[int], capture_limit: int | None) -> tuple[int, ...]:  # ascending, not empty
+    if capture_limit is not None:
+        raise ConfigError("capture sizes and a capture limit are given, expected one of them", "leave one of them out")
+    sizes = tuple(sorted(set(capture_sizes)))
+    if not sizes or not 1 <= sizes[0] <= sizes[-1] <= _MOST_CAPTURED:
+        wrong = next((size for size in sizes if not 1 <= size <= _MOST_CAPTURED), "none")
+        raise ConfigError(
+            f"the capture sizes hold {wrong}, expected numbers of tokens from 1 to {_MOST_CAPTURED}",
+            "list the sizes that the engine captures: --capture-sizes 1,2,4,8",
+        )
+    return sizes
+
+
 def _step(
     num_reqs: int, k: int, route: StepRoute, tables: CostTables | None, *, is_optional: bool = False
 ) -> RoutedStep:
@@ -198,7 +218,17 @@ def _price(num_reqs: int, k: int, route: StepRoute, tables: CostTables) -> StepP
             f"{tables.max_num_tokens} tokens, with graphs up to {tables.capture_limit}",
             f"measure larger steps (specplan profile --max-num-batched-tokens {2 * charged}) and rebuild the tables",
         )
-    is_upper_bound = charged not in tables.capture_sizes if route.mode == "graph" else charged > route.num_tokens
+    if route.mode == "graph":
+        is_upper_bound = tables.semantics == "padded" and charged not in tables.capture_sizes
+    else:
+        is_upper_bound = charged > route.num_tokens
+        if is_upper_bound and tables.semantics in ("linear", "floor"):
+            raise CoverageError(
+                f"no cost for {num_reqs} requests with {route.num_tokens} tokens run eagerly: these tables "
+                f"({tables.semantics}) hold replays up to {tables.capture_limit} tokens, and past that what these lead "
+                "to",
+                "build them with --semantics padded, or leave the capture limit out",
+            )
     if is_upper_bound and tables.monotone == "none":
         raise CoverageError(
             f"no cost for {num_reqs} requests with {route.num_tokens} tokens run as asked, and these tables "

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specplan.errors import CoverageError
 from specplan.files.tables import CostTables, Semantics
 from specplan.planning.budget import choose_draft_budget
+from specplan.planning.choices import nearest_draft_k
 
 __all__ = ["RUNNING", "Loss", "SemanticsComparison", "compare_semantics"]
 
@@ -34,7 +35,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SemanticsComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Confidences are drawn: of each batch from Beta distributions of one of three means."""
+    """Confidences are drawn: of each batch from Beta distributions of one of three means. Where drafting was not timed
+    at K, `num_speculative_tokens` is the nearest that it was timed at."""
 
     context_len: int
     num_speculative_tokens: int
@@ -55,7 +57,12 @@ def compare_semantics(readings: Mapping[Semantics, CostTables], *, seed: int = 0
     """
     tables = readings["padded"]
     context_len = tables.contexts[-1]
-    k = tables.num_speculative_tokens or 1
+    k = nearest_draft_k(tables, tables.num_speculative_tokens or 1)
+    if k < 1:
+        raise CoverageError(
+            "drafting was timed at k = 0 alone, so that no step of these tables has a draft",
+            "measure or import drafts of one token or more",
+        )
     draft_row, rng = tables.draft_row(k), np.random.default_rng(seed)
     overhead_ms = tables.step_overhead_ms(has_drafts=True, has_budget=True)
     counts = [n for n in tables.num_reqs if n < tables.max_num_tokens]

@@ -30,7 +30,8 @@ def check_lines(check: RouteCheck) -> list[str]:
 
 def _route(check: RouteCheck) -> str:
     asked = "" if check.graph_mode is check.wished_graph_mode else f" in place of {check.wished_graph_mode}"
-    sizes = "; sizes by vLLM's rule" if check.capture_limit_from == "given" and check.full_batch.price is None else ""
+    is_ruled = (check.capture_limit_from, check.capture_sizes_from) == ("given", "vllm")
+    sizes = "; sizes by vLLM's rule" if is_ruled else ""
     decode, mixed = _RUNS[check.graph_mode.decode_batches], _RUNS[check.graph_mode.mixed_batches]
     return (
         f"route: {check.graph_mode}{asked}: decode batches {decode}, mixed batches {mixed} "

@@ -112,8 +112,7 @@ def comparison_notes(comparison: Comparison) -> Iterator[str]:
                 "region as a whole is not known to have"
             )
         if undecided := region.counts["undecided"]:
-            why = "fewer than six repetitions" if comparison.kind == "profiles" else "tables that do not say how sure"
-            yield f"{name}: {undecided} of {len(region.points)} points have no interval: {why}"
+            yield f"{name}: {undecided} of {len(region.points)} points have no interval: {_why_unsure(comparison)}"
     for difference in comparison.differences:
         yield f"warning: compared across {in_words(difference, 'OLD', 'NEW')}"
     if comparison.unknown:
@@ -122,6 +121,17 @@ def comparison_notes(comparison: Comparison) -> Iterator[str]:
         yield f"differs: {in_words(difference, 'OLD', 'NEW')}"
     for name, costs in (("OLD", comparison.old), ("NEW", comparison.new)):
         yield from (f"warning, of {name}: {warning}" for warning in costs.warnings)
+
+
+def _why_unsure(comparison: Comparison) -> str:
+    if comparison.kind == "profiles":
+        return "fewer than six repetitions"
+    for name, costs in (("OLD", comparison.old), ("NEW", comparison.new)):
+        if costs.fewest_repetitions is not None:
+            return (
+                f"{name} rests on samples of fewer than six repetitions, and tables do not say which; compare profiles"
+            )
+    return "tables that do not say how sure"
 
 
 def place(point: Point) -> str:

@@ -117,8 +117,12 @@ def extrapolated_spans(line: Series) -> Iterator[tuple[int, int]]:
 
 def draw_series(axes: Axes, line: Series) -> None:
     color, drawstyle = COLORS[line.rank], "steps-pre" if line.is_stepped else "default"
+    marker = "." if line.is_dotted else ""
     if line.is_faint:
-        axes.plot(line.size, line.value, color=color, ds=drawstyle, lw=1, alpha=0.35, label=f"{line.name}, faint")
+        look, label = "" if line.is_dotted else "-", f"{line.name}, faint"
+        axes.plot(
+            line.size, line.value, color=color, ds=drawstyle, ls=look, marker=marker, lw=1, alpha=0.35, label=label
+        )
         return
     beyond = line.is_extrapolated
     # With the cells on either side, so that nothing is missing between the two parts.
@@ -126,7 +130,8 @@ def draw_series(axes: Axes, line: Series) -> None:
     for shown, style, label in ((~beyond, "-", line.name), (dashed, DASHES, f"{line.name}, extrapolated")):
         if shown.any():
             values = np.where(shown, line.value, np.nan)
-            axes.plot(line.size, values, color=color, ds=drawstyle, ls=style, lw=1.4, label=label, zorder=3)
+            ls = "" if line.is_dotted else style
+            axes.plot(line.size, values, color=color, ds=drawstyle, ls=ls, marker=marker, lw=1.4, label=label, zorder=3)
     for measured in line.measured:
         draw_measured(axes, measured, color, line.name)
 

@@ -7,6 +7,7 @@ from html import escape
 from typing import Final
 
 from specplan.files import CostTables, Finding, ModelInfo, Profile
+from specplan.report.findings import semantics_note
 from specplan.report.tables import error_lines
 
 __all__ = ["cost_page"]
@@ -82,7 +83,9 @@ def reading_notes(tables: CostTables) -> Iterator[str]:
         "requests &times; (1 + drafts of each) tokens. The first panel shows how long it takes, a line for each number "
         "of requests. Further right are more drafts, further up is slower."
     )
-    if tables.capture_limit:
+    if tables.semantics != "padded":
+        yield from (note.capitalize() + "." for note in semantics_note(tables.semantics))
+    elif tables.capture_limit:
         yield (
             "<b>The staircase.</b> Up to the dotted line a step replays a graph that was captured for one size, and is "
             "padded to the next such size. Tokens up to that size cost nothing more; the one after it climbs a stair."

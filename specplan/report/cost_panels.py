@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from specplan.costs.mixed import mixed_cells
 from specplan.costs.samples import Points, draft_points, of_lengths, verify_points
+from specplan.errors import CoverageError
 from specplan.files.mixed_costs import MixedCosts
 from specplan.files.profile import Profile
 from specplan.files.tables import CostTables, Source
@@ -38,7 +40,8 @@ class Measured:
 class Series:
     """A line. `rank` is its place in its panel and gives its colour: 0 the smallest, 2 the largest.
 
-    `is_stepped`: a size between two others costs what the larger does. `is_faint`: it stands behind another.
+    `is_stepped`: a size between two others costs what the larger does. `is_dotted`: it costs nothing that is known.
+    `is_faint`: it stands behind another.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Series:
     is_extrapolated: NDArray[np.bool_]  # [S]
     measured: tuple[Measured, ...] = ()
     is_stepped: bool = False
+    is_dotted: bool = False
     is_faint: bool = False
 
 
@@ -93,9 +97,17 @@ def cost_panels(profile: Profile, tables: CostTables) -> list[Panel]:
 def verify_panel(profile: Profile, tables: CostTables) -> Panel:
     shortest, longest = tables.contexts[0], tables.contexts[-1]
     series = [verify_series(profile, tables, n, longest, rank) for rank, n in ranked(tables.num_reqs)]
+    series = [line for line in series if len(line.size)]
+    if not series:
+        raise CoverageError(
+            f"there is nothing to draw: these tables hold no cost of a verify pass at context {longest} (exact)",
+            "draw another reading of them: specplan tables PROFILE --semantics padded --plot FILE",
+        )
     step = widest_step(tables, series)
     title = "What a verify pass costs by the tokens in it"
-    if step is not None:
+    if tables.semantics == "exact":
+        title += ": sizes that were not measured have no cost"
+    elif step is not None:
         title = "A step costs the same up to the next captured size"
         if max(int(line.size[-1]) for line in series) > tables.capture_limit:
             title += "; past the largest one, cost is smooth"
@@ -104,7 +116,7 @@ def verify_panel(profile: Profile, tables: CostTables) -> Panel:
     faint = []
     if shortest < longest:
         behind = (verify_series(profile, tables, n, shortest, rank) for rank, n in ranked(tables.num_reqs))
-        faint = [replace(line, measured=(), is_faint=True) for line in behind]
+        faint = [replace(line, measured=(), is_faint=True) for line in behind if len(line.size)]
     return Panel(
         title=title,
         x_label="tokens in the verify pass = requests x (1 + drafts of each)",
@@ -127,15 +139,18 @@ def verify_series(profile: Profile, tables: CostTables, num_reqs: int, context_l
     if num_reqs != tables.num_reqs[-1]:
         reached = [size for mode, points in timed.items() for size in points.size[here[mode]].tolist()]
         last = min(last, max(num_reqs * (1 + shown_ks(tables)[-1]), *reached))
+    row = tables.verify_row(num_reqs, context_len)
     size = np.arange(min(num_reqs, last), last + 1)
+    size = size[np.isfinite(row[size])]
     return Series(
         name=counted(num_reqs, "request"),
         rank=rank,
         size=size,
-        value=tables.verify_row(num_reqs, context_len)[size],
+        value=row[size],
         is_extrapolated=tables.verify_sources(num_reqs, context_len)[size] == "x",
         measured=tuple(measured_at(points, here[mode] & (points.size <= last), mode) for mode, points in timed.items()),
-        is_stepped=True,
+        is_stepped=tables.semantics != "exact",
+        is_dotted=tables.semantics == "exact",
     )
 
 
@@ -180,9 +195,13 @@ def relative_series(tables: CostTables, num_reqs: int, rank: int) -> Series:
         tables.step_overhead_ms(has_drafts=has_drafts, has_budget=False)[num_reqs] for has_drafts in (True, False)
     )
     ks, ratios, extrapolated = [0], [1.0], [False]
+    if not math.isfinite(row[num_reqs]):
+        row = np.full_like(row, np.inf)  # there is no step to hold the others against
     for k in shown_ks(tables)[1 : tables.max_num_tokens // num_reqs]:
         if tables.draft_ks is None or tables.draft_ks[0] <= k <= tables.draft_ks[-1]:
             num_tokens = num_reqs * (1 + k)
+            if not math.isfinite(row[num_tokens]):
+                continue
             step_ms = row[num_tokens] + tables.draft_row(k)[num_reqs] + host_ms
             ks.append(k)
             ratios.append(float(step_ms / (row[num_reqs] + bare_ms)))
@@ -193,6 +212,7 @@ def relative_series(tables: CostTables, num_reqs: int, rank: int) -> Series:
         size=np.array(ks),
         value=np.array(ratios),
         is_extrapolated=np.array(extrapolated),
+        is_dotted=tables.semantics == "exact",
     )
 
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from specplan.files import Finding
+from specplan.files.tables import Semantics
 
-__all__ = ["finding_lines"]
+__all__ = ["finding_lines", "semantics_note"]
+
+_READINGS: dict[Semantics, str] = {
+    "linear": "a size that was not measured costs what lies between its neighbours",
+    "floor": "a size that was not measured, past the last one too, costs what the measured one below it does",
+    "exact": "a size that was not measured has no cost",
+}
 
 
 def finding_lines(name: str, findings: Sequence[Finding]) -> Iterator[str]:
@@ -19,3 +26,12 @@ def finding_lines(name: str, findings: Sequence[Finding]) -> Iterator[str]:
             yield f"{severity} {finding.code}: {finding.place}: {finding.message}"
             yield f"  next: {finding.hint}"
     yield f"{name}: {', '.join(counts)}"
+
+
+def semantics_note(semantics: Semantics) -> Iterator[str]:
+    """Of tables that are not padded: how these are read, where findings are of what an engine runs."""
+    if semantics != "padded":
+        yield (
+            f"these tables are {semantics}: {_READINGS[semantics]}; what is found of the curve and of the capture "
+            "limit is of padded ones, as an engine runs them"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from specplan.planning import CalibrationReport
@@ -99,10 +100,25 @@ def simulation_notes(result: SimulationResult) -> list[str]:
             else f"widened by what is known of the costs of each policy's steps, {span}"
         )
         notes.append(f"intervals from {result.num_resamples} draws of the requests; {known}")
+    notes += _semantics_notes(result)
     notes += [f"warning: {mismatch}" for mismatch in (*result.mismatches, *result.planner_mismatches)]
     notes += [f"unknown: {matter}" for matter in result.unknown]
     notes += [f"warning, of the cost tables: {warning}" for warning in result.tables.warnings]
     return notes
+
+
+def _semantics_notes(result: SimulationResult) -> Iterator[str]:
+    """What is charged by another reading of the costs than an engine that replays graphs runs, and planned by."""
+    charged, planned = result.tables.semantics, result.planner_tables.semantics
+    if charged == "floor":
+        yield (
+            "warning: steps are charged by floor tables, as a smaller step that was measured: no engine runs so; "
+            "charge by padded tables (--tables), and plan by these (--planner-tables)"
+        )
+    elif charged != "padded":
+        yield f"steps are charged by {charged} tables, as if nothing were padded; an engine that replays graphs pads"
+    if planned != charged:
+        yield f"budgets are planned by {planned} tables, and steps charged by {charged} ones"
 
 
 def write_result(result: SimulationResult, path: str | os.PathLike[str]) -> None:

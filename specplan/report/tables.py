@@ -11,6 +11,7 @@ from specplan.files.mixed_costs import MixedCosts
 from specplan.files.tables import LayoutCosts, Source
 from specplan.files.trust import Stratum
 from specplan.planning.semantics import RUNNING, SemanticsComparison
+from specplan.report.findings import semantics_note
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,6 +47,7 @@ def tables_report(tables: CostTables) -> Iterator[RenderableType]:
         )
     if tables.error.strata:
         yield strata_table(tables.error.strata)
+    yield from semantics_note(tables.semantics)
     for finding in tables.findings:
         yield f"{finding.severity}: {finding.place}: {finding.message} ({finding.hint})"
 

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from specplan import __version__
+from specplan.files.tables import Semantics
 from specplan.planning import CalibrationReport, Losslessness
 from specplan.planning.prices import DrafterInput
 
@@ -84,6 +85,7 @@ class TablesUsed(msgspec.Struct, frozen=True, kw_only=True):
     held_out_error: float | None  # the worst MAPE known of the captured region, a fraction
     is_draft_free: bool  # drafting costs nothing
     is_incomplete: bool  # points or capture sizes are missing from the profile
+    semantics: Semantics = "padded"  # what verify passes of sizes that were not measured are taken to cost
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):

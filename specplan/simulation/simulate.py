@@ -206,6 +206,7 @@ def _tables_used(tables: CostTables) -> TablesUsed:
         held_out_error=tables.error.known_to("captured"),
         is_draft_free=not tables.draft_table_ms.any(),
         is_incomplete=any(finding.code == "incomplete-profile" for finding in tables.findings),
+        semantics=tables.semantics,
     )
 
 

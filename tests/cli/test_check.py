@@ -83,6 +83,17 @@ def test_bounds_and_extrapolation_are_explained(run: Run, tables_file: Path, tmp
     assert extrapolated.endswith("* rests on extrapolation\n")
 
 
+def test_at_most_is_said_of_padded_tables_alone(run: Run, tmp_path: Path) -> None:
+    for semantics in ("linear", "floor"):
+        path = tmp_path / f"{semantics}.json"
+        build_cost_tables(
+            [(8, 0.2)], [(8, 1.0), (32, 4.0)], max_num_reqs=8, max_num_tokens=64, capture_limit=32, semantics=semantics
+        ).write(path)
+        told = run("check", path, "--max-num-seqs", "8", "-k", "1", "--capture-limit", "16").stdout
+        assert "at most " not in told.split("price: ")[1]
+        assert told.startswith(f"these tables are {semantics}: ")
+
+
 def test_within_the_limit(run: Run, tables_to_40: Path) -> None:
     result = run("check", "--max-num-seqs", "4", "-k", "9", tables_to_40)
     assert result.exit_code == 0
@@ -105,6 +116,13 @@ def test_the_context_of_the_prices_is_named(run: Run, tables_to_40: Path) -> Non
     content = json.loads(tables_to_40.read_text()) | {"profile_digest": "sha256", "contexts": [2048]}
     tables_to_40.write_text(json.dumps(content))
     assert "(6 requests, context 2048;" in run(*SIX, tables_to_40).stdout
+
+
+def test_sizes_that_are_given_are_the_sizes(run: Run) -> None:
+    told = run(*SIX, "--capture-sizes", "1,64").stdout
+    assert "42 tokens replay the graph of 64" in told
+    assert "the worst, 7 tokens, runs at 64" in told
+    assert "vLLM's rule" not in told
 
 
 def test_one_request(run: Run) -> None:

@@ -279,6 +279,23 @@ class TestWhatIsCompared:
         assert [(each.region, each.verdict, len(each.points)) for each in found] == [("captured", "undecided", 2)]
         assert [point.ratio.estimate for point in found[0].points] == pytest.approx([1.5, 1.0])
 
+    @pytest.mark.parametrize("count", [1, 2, 5, 6, 25])
+    def test_tables_are_no_surer_than_the_profiles_they_were_made_of(self, count: int) -> None:
+        old, new = (
+            make_profile_of_every_region(
+                samples=[
+                    msgspec.structs.replace(sample, repetitions_ms=sample.repetitions_ms[:1] * count)
+                    for sample in make_profile_of_every_region(scale=scale).samples
+                ]
+            )
+            for scale in (1.0, 1.2)
+        )
+        of_tables = compare_costs(tables_from_profile(old), tables_from_profile(new))
+        verdict = "undecided" if count < 6 else "slower"
+        for comparison in (compare_costs(old, new), of_tables):
+            assert {found.verdict for found in comparison.regions} == {verdict}
+        assert of_tables.old.fewest_repetitions == (count if count < 6 else None)
+
 
 class TestDifferentThings:
     @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specplan.errors import CoverageError, FileError
 from specplan.files import CostTables, Finding, HeldOutError, RegionError
 from specplan.files.mixed_costs import MixedCosts
-from specplan.files.tables import LayoutCosts
+from specplan.files.tables import FeedCosts, LayoutCosts
 
 POSITIVE = "expected a positive number of milliseconds, at most 1e+09"
 NON_NEGATIVE = "expected a non-negative number of milliseconds, at most 1e+09"
@@ -31,6 +31,11 @@ def layout_costs(**changes: Any) -> LayoutCosts:
         "batch_expansion_ci_ms": 0.25,
     }
     return LayoutCosts(**{**fields, **changes})
+
+
+def feed_costs() -> FeedCosts:
+    sizes = {"num_reqs": 2, "k": 2, "narrow_len": 1, "wide_len": 3}
+    return FeedCosts(**sizes, narrow_ms=1.0, narrow_ci_ms=0.0, wide_ms=2.0, wide_ci_ms=0.0)
 
 
 def tables(**changes: Any) -> CostTables:
@@ -80,6 +85,7 @@ def tables(**changes: Any) -> CostTables:
             ci_ms=np.full((1, 2, 2, 2), 0.0625),
         ),
         "layout_costs": [layout_costs()],
+        "feed_costs": [feed_costs()],
     }
     return CostTables(**{**fields, **changes})
 
@@ -267,6 +273,8 @@ def test_the_file_says_what_its_letters_mean(tmp_path: Path) -> None:
         (("monotone",), "up", "$.monotone: invalid enum value 'up'"),
         (("layout_costs", 0, "multi_query_ms"), 0, "$.layout_costs[0].multi_query_ms: expected float >= 1e-06, got 0"),
         (("layout_costs", 0, "k"), None, "$.layout_costs[0].k: expected int, got null"),
+        (("num_speculative_tokens",), 10**13, "$.num_speculative_tokens: expected int <= 4096, got 10000000000000"),
+        (("feed_costs", 0, "wide_len"), 1, "$.feed_costs[0].wide_len: expected more than narrow_len (1), got 1"),
     ],
 )
 def test_a_malformed_file_is_refused_with_the_place(

@@ -34,6 +34,26 @@ def test_choices_within_it_are_not() -> None:
     assert list(judge_choices(unknown)) == []  # of which K nobody knows
 
 
+def with_draft_ks(built: CostTables, ks: list[int]) -> CostTables:
+    rows = len(ks), built.max_num_reqs + 1
+    return msgspec.structs.replace(
+        built, draft_ks=ks, draft_table_ms=np.full(rows, 0.5), draft_source=np.zeros(rows, dtype=np.uint8)
+    )
+
+
+def test_a_k_that_drafting_was_not_timed_at_is_a_finding_and_the_rest_is_judged() -> None:
+    found = list(judge_choices(with_draft_ks(tables([(8, 4.0), (16, 4.1)]), [3])))
+    assert [finding.code for finding in found] == ["draft-k-not-measured", "choice-extrapolated"]
+    assert found[0].message.startswith("these costs are for K = 7, and drafting was timed at k = 3: ")
+    assert "a step of 32 tokens" in found[1].message  # 8 requests with 3 drafts each
+    (low,) = judge_choices(with_draft_ks(tables([(8, 4.0), (64, 90.0)]), [0, 1]))
+    assert "k from 0 to 1" in low.message
+    assert [finding.code for finding in judge_choices(with_draft_ks(tables([(8, 4.0), (16, 4.1)]), [0]))] == [
+        "draft-k-not-measured"
+    ]
+    assert not list(judge_choices(with_draft_ks(tables([(8, 4.0), (16, 90.0)]), [0, 7])))
+
+
 @pytest.mark.parametrize(("curve", "budget"), [([(8, 4.0)], 56), ([(8, 4.0), (16, 7.0), (32, 13.0), (64, 25.0)], 0)])
 def test_one_point_makes_everything_look_free(curve: list[tuple[int, float]], budget: int) -> None:
     """8 requests, K = 7, confidences of 0.6."""

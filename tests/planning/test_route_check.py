@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specplan.costs import build_cost_tables
 from specplan.errors import ConfigError, CoverageError, InfeasibleError
 from specplan.files import CostTables
-from specplan.files.tables import Source
+from specplan.files.tables import Semantics, Source
 from specplan.planning import AttentionSupport, GraphMode, RouteCheck, check_route
 from specplan.planning.route_check import StepPrice
 from specplan.shapes import default_capture_sizes
@@ -70,6 +70,36 @@ def test_a_full_batch_at_the_limit_replays() -> None:
     checked = check(capture_limit=42)
     assert checked.full_batch.route.mode == "graph"
     assert (checked.eager_from_num_reqs, checked.choices, checked.findings) == (None, (), ())
+
+
+class TestSizesThatAreGiven:
+    def test_a_batch_replays_the_smallest_that_holds_it(self) -> None:
+        checked = check(capture_sizes=[64, 1])
+        assert (checked.full_batch.route.padded_tokens, checked.full_batch.route.mode) == (64, "graph")
+        assert (checked.capture_limit, checked.capture_limit_from, checked.capture_sizes_from) == (64, "given", "given")
+        assert checked.findings[0].message.startswith("42 tokens replay the graph of 64")
+
+    def test_the_price_is_of_the_size_that_is_replayed(self) -> None:
+        """The tables hold graphs of 64 and 128 tokens: an engine without one of 64 runs at 128."""
+        tables = make_tables(capture_limit=128)
+        assert check(capture_sizes=[1, 128], tables=tables).full_batch.price == exact(12.0 + 0.4 + 0.1)
+        assert (
+            check(capture_sizes=[1, 64, 128], tables=tables).full_batch.price == check(tables=tables).full_batch.price
+        )
+
+    def test_what_would_fit_is_of_these_sizes(self) -> None:
+        checked = check(capture_sizes=[16, 32], tables=make_tables())
+        routes = {choice.change: choice.step.route.padded_tokens for choice in checked.choices}
+        assert routes == {"draft-budget": 32, "num-speculative-tokens": 32, "num-reqs": 32, "capture-limit": 42}
+
+    @pytest.mark.parametrize("sizes", [[], [0, 1], [1, 2**21]])
+    def test_that_are_none(self, sizes: list[int]) -> None:
+        with pytest.raises(ConfigError, match="the capture sizes hold"):
+            check(capture_sizes=sizes)
+
+    def test_beside_a_limit(self) -> None:
+        with pytest.raises(ConfigError, match="expected one of them"):
+            check(capture_sizes=[1], capture_limit=1)
 
 
 def test_the_limit_is_vllms_unless_given_or_in_the_tables() -> None:
@@ -228,6 +258,24 @@ def with_draft_ks(ks: list[int], ms: list[float]) -> CostTables:
         draft_table_ms=np.broadcast_to(np.array(ms)[:, None], shape).copy(),
         draft_source=np.zeros(shape, dtype=np.uint8),
     )
+
+
+class TestTablesThatAreReadOtherwise:
+    """At most is what padded tables charge: the next larger size."""
+
+    @pytest.mark.parametrize(("semantics", "verify_ms"), [("padded", 9.0), ("linear", 3.7 + 5.3 / 3), ("floor", 3.7)])
+    def test_a_replay_at_a_size_that_was_not_measured(self, semantics: Semantics, verify_ms: float) -> None:
+        checked = check(tables=make_tables(capture_limit=64, semantics=semantics), capture_sizes=[1, 48])
+        price = checked.full_batch.price
+        assert price is not None
+        assert price.cost_ms == pytest.approx(verify_ms + 0.4 + 0.1)
+        assert price.is_upper_bound == (semantics == "padded")
+
+    @pytest.mark.parametrize("semantics", ["linear", "floor"])
+    def test_an_eager_step_within_their_limit_has_no_cost_in_them(self, semantics: Semantics) -> None:
+        with pytest.raises(CoverageError, match=f"run eagerly: these tables .{semantics}. hold replays") as raised:
+            check(tables=make_tables(capture_limit=64, semantics=semantics), capture_limit=40)
+        assert "--semantics padded" in raised.value.hint
 
 
 @pytest.mark.parametrize("limit", [-1, 2**20 + 1])

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 
 from specplan.costs import build_cost_tables
-from specplan.errors import ConfigError
+from specplan.errors import ConfigError, CoverageError
 from specplan.files import CostTables
 from specplan.files.tables import Semantics
 from specplan.planning import choose_draft_budget, parse_policy
@@ -54,6 +55,26 @@ def test_planning_by_what_is_run_loses_nothing_and_rounding_down_does() -> None:
             assert 0 <= p95 < 1
     assert found.over_requests("floor", "padded")[0] > 0.005
     assert found == compared()  # drawn, and the same every time
+
+
+def test_readings_are_compared_at_a_k_that_drafting_was_timed_at() -> None:
+    def timed_at(k: int) -> dict[Semantics, CostTables]:
+        return {
+            name: msgspec.structs.replace(reading(name), num_speculative_tokens=7, draft_ks=[k]) for name in SEMANTICS
+        }
+
+    assert compare_semantics(timed_at(3)).num_speculative_tokens == 3
+    with pytest.raises(CoverageError, match="k = 0 alone"):
+        compare_semantics(timed_at(0))
+
+
+def test_tables_of_no_more_tokens_than_requests_have_nothing_to_compare() -> None:
+    few = {
+        name: build_cost_tables([(8, 0.5)], [(4, 4.0), (8, 5.0)], max_num_reqs=8, max_num_tokens=8, semantics=name)
+        for name in SEMANTICS
+    }
+    with pytest.raises(CoverageError, match="no step of theirs has a draft"):
+        compare_semantics(few)
 
 
 def test_rates_are_what_the_budget_rule_maximises() -> None:

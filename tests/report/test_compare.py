@@ -10,7 +10,7 @@ from builders import CPU_ENVIRONMENT, make_profile_of_every_region
 from rich.console import Console
 
 from specplan.costs import tables_from_profile
-from specplan.costs.comparable import Point
+from specplan.costs.comparable import REGIONS, Point
 from specplan.costs.compare import Comparison, compare_costs
 from specplan.files import Profile
 from specplan.report.compare import comparison_notes, comparison_report, comparison_sentence, place
@@ -51,6 +51,24 @@ def test_regions_and_the_points_that_changed() -> None:
         "verify captured", "1 request, 4 tokens, context 128", "1", "2", "+100.0%", "+100.0, +100.0", "slower",
     ] in cells  # fmt: skip
     assert "Points that got slower or faster (1; the 1 that changed most)" in text(compared(slower_at(4)))
+
+
+def test_tables_of_few_repetitions_say_why_they_decide_nothing() -> None:
+    once, often = (
+        tables_from_profile(
+            make_profile_of_every_region(
+                samples=[
+                    msgspec.structs.replace(sample, repetitions_ms=sample.repetitions_ms[:1] * count)
+                    for sample in make_profile_of_every_region().samples
+                ]
+            )
+        )
+        for count in (1, 20)
+    )
+    for pair, name in (((once, often), "OLD"), ((often, once), "NEW")):
+        notes = list(comparison_notes(compare_costs(*pair)))
+        why = f"have no interval: {name} rests on samples of fewer than six repetitions, and tables do not say which"
+        assert sum(why in note for note in notes) == len(REGIONS)
 
 
 def test_where_nothing_changed_there_are_no_points_to_show() -> None:

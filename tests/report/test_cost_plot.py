@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import matplotlib
 import msgspec
@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from specplan.costs import tables_from_profile
 from specplan.errors import ConfigError, CoverageError
 from specplan.files import CostTables, Profile, Sample
+from specplan.files.tables import Semantics, Source
+from specplan.report.cost_page import cost_page
 from specplan.report.cost_plot import cost_figure, write_plot
 
 K = 3
@@ -156,6 +158,34 @@ def test_lines_are_the_tables_cells() -> None:
     # One step of 2 requests with 3 drafts: verify 10 + 8 + 2, drafts 1 + 3 + 2; without 10 + 2 + 2.
     assert drawn_line(ratios, "2 requests")[1][-1] == pytest.approx(26 / 14)
     assert drawn_line(ratios, "2 requests")[0] == [0, 1, 2, 3]
+
+
+def test_exact_tables_are_drawn_where_they_have_a_cost_and_as_no_line() -> None:
+    passes, ratios, *_ = panels(WHOLE, tables_from_profile(WHOLE, semantics="exact"))
+    assert drawn_line(passes, "4 requests") == ([4, 8, 16], [18.0, 22.0, 30.0])
+    assert drawn_line(ratios, "4 requests")[0] == [0, 1, 3]  # 12 tokens of k = 2 were not measured
+    for axes in (passes, ratios):
+        drawn = [line for line in axes.lines if str(line.get_label()).endswith("requests")]
+        assert {(line.get_linestyle(), line.get_marker()) for line in drawn} == {("None", ".")}
+    assert "not measured have no cost" in passes.get_title(loc="left")
+
+
+def test_the_page_tells_of_a_staircase_where_there_is_one() -> None:
+    for semantics in get_args(Semantics):
+        page = cost_page(WHOLE, tables_from_profile(WHOLE, semantics=semantics), "<svg/>")
+        assert ("The staircase" in page) == (semantics == "padded")
+        assert (f"These tables are {semantics}: " in page) == (semantics != "padded")
+
+
+def test_exact_tables_without_any_cost_are_refused() -> None:
+    tables = tables_from_profile(WHOLE, semantics="exact")
+    nothing = msgspec.structs.replace(
+        tables,
+        verify_table_ms=np.full_like(tables.verify_table_ms, np.inf),
+        verify_source=np.full_like(tables.verify_source, Source.UNMEASURED),
+    )
+    with pytest.raises(CoverageError, match="nothing to draw"):
+        cost_figure(WHOLE, nothing)
 
 
 def test_the_hosts_work_is_in_both_steps_that_are_compared() -> None:
@@ -301,7 +331,8 @@ ODD = {
 def test_odd_profiles_are_drawn(name: str, tmp_path: Path) -> None:
     for changes in ({}, {"num_speculative_tokens": max([each.k or 0 for each in ODD[name]])}):
         profile = make_profile(ODD[name], **changes)
-        write_plot(tmp_path / "costs.png", profile, tables_from_profile(profile))
+        for semantics in get_args(Semantics):
+            write_plot(tmp_path / "costs.png", profile, tables_from_profile(profile, semantics=semantics))
     assert (tmp_path / "costs.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -314,19 +345,21 @@ SHAPES = st.tuples(st.integers(1, 20), st.integers(0, 60), st.sampled_from(["gra
     contexts=st.sets(st.sampled_from([0, 7, 900]), min_size=1),
     drafts=st.booleans(),
     more_tokens=st.integers(0, 40),
+    semantics=st.sampled_from(get_args(Semantics)),
 )
 def test_any_profile_that_has_tables_has_a_picture(
-    shapes: list[tuple[int, int, str, float]], contexts: set[int], drafts: bool, more_tokens: int
+    shapes: list[tuple[int, int, str, float]], contexts: set[int], drafts: bool, more_tokens: int, semantics: Semantics
 ) -> None:
     samples = [sample("verify", mode, n, n + t, [ms], context_len=c) for c in contexts for n, t, mode, ms in shapes]
     if drafts:
         samples += [sample("draft", mode, n, n, [ms], k=t % (K + 1)) for n, t, mode, ms in shapes]
     profile = make_profile(samples)
     try:
-        tables = tables_from_profile(profile, max_num_tokens=profile.max_num_batched_tokens + more_tokens)
+        reach = profile.max_num_batched_tokens + more_tokens
+        tables = tables_from_profile(profile, max_num_tokens=reach, semantics=semantics)
+        figure = cost_figure(profile, tables)
     except CoverageError:
         reject()
-    figure = cost_figure(profile, tables)
     figure.draw_without_rendering()
     passes = figure.axes[1]
     for n in (tables.num_reqs[0], tables.num_reqs[-1]):

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from specplan.errors import FileError
+from specplan.files.tables import Semantics
 from specplan.planning import CalibrationReport, CalibrationScore
 from specplan.report import deploy_sentence, simulation_notes, simulation_rows, simulation_table, write_result
 from specplan.simulation import Gain, PolicyResult, Recommendation, SimulationResult, TablesUsed
@@ -273,3 +274,20 @@ def test_what_does_not_match_or_may_not_is_in_the_notes() -> None:
     assert "warning: the planner's tables are not of what is charged: x" in notes
     assert "unknown: whether it rains" in notes
     assert deploy_sentence(found) == deploy_sentence(usual())  # what the planner loses is in the figures already
+
+
+def test_notes_tell_of_tables_that_no_engine_runs_by() -> None:
+    def notes(charged: Semantics, planned: Semantics) -> str:
+        tables, planner = (msgspec.structs.replace(TABLES, semantics=name) for name in (charged, planned))
+        return "\n".join(simulation_notes(result([policy("none", 1)], [], tables=tables, planner_tables=planner)))
+
+    assert " tables" not in notes("padded", "padded")
+    assert (
+        "warning: steps are charged by floor tables, as a smaller step that was measured: no engine runs so"
+        in notes("floor", "floor")
+    )
+    assert "planned by" not in notes("floor", "floor")
+    assert "steps are charged by linear tables" in notes("linear", "linear")
+    planned = notes("padded", "exact")
+    assert "budgets are planned by exact tables, and steps charged by padded ones" in planned
+    assert "steps are charged by exact" not in planned

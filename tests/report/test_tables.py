@@ -116,3 +116,16 @@ def test_measured_terms_and_their_error() -> None:
         "held-out error, host: MAPE 1.0%, p95 2.0%, bias -1.0% over 4 points (halves)",
         "held-out error, drafter prefill: unknown, too few points to hold any out",
     ]
+
+
+def test_tables_that_are_not_padded_say_how_they_are_read_before_what_was_found() -> None:
+    assert not any("these tables are" in line for line in lines(make_tables()))
+    for semantics, told in (
+        ("linear", "costs what lies between its neighbours"),
+        ("floor", "past the last one too, costs what the measured one below it does"),
+        ("exact", "has no cost"),
+    ):
+        (note,) = (line for line in lines(make_tables(semantics=semantics)) if line.startswith("these tables are"))
+        assert note.startswith(f"these tables are {semantics}: ")
+        assert told in note
+        assert "is of padded ones, as an engine runs them" in note
