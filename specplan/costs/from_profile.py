@@ -15,6 +15,7 @@ from specplan.costs.feeds import compare_feeds, judge_feeds
 from specplan.costs.findings import Evidence, judge_costs, judge_profile
 from specplan.costs.hints import hints_for
 from specplan.costs.layouts import compare_layouts
+from specplan.costs.lending import judge_lending
 from specplan.costs.limits import judge_limits
 from specplan.costs.machinery import host_in_parts, price_machinery
 from specplan.costs.mixed import price_mixed
@@ -102,6 +103,7 @@ def tables_from_profile(
                 *judge_profile(profile),
                 *judge_plausibility(whole),
                 *outliers("verify", verify.curves),
+                *judge_lending(verify.points),
                 *judge_conditions(profile),
                 *judge_costs(Evidence(name="verify", unit="tokens", curves=verify.curves, cells_ms=verify.padded.ms)),
                 *judge_ragged(of_ragged),
@@ -135,9 +137,10 @@ def tables_from_profile(
     tables = msgspec.structs.replace(tables, findings=hints_for(profile.source, tables.findings))
     strata = strata_of(whole, tables)
     # Findings are of costs as an engine runs them, however they are read between what was measured.
-    as_run = msgspec.structs.replace(
-        tables, verify_table_ms=verify.padded.ms, verify_source=verify.padded.source, semantics="padded"
-    )
+    with no_table_holds():
+        as_run = msgspec.structs.replace(
+            tables, verify_table_ms=verify.padded.ms, verify_source=verify.padded.source, semantics="padded"
+        )
     return msgspec.structs.replace(
         tables,
         error=msgspec.structs.replace(tables.error, strata=strata),

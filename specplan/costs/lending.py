@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specplan.costs.samples import Points
+from specplan.files.tables import Finding
 
-__all__ = ["Cells", "lend_contexts"]
+__all__ = ["Cells", "judge_lending", "lend_contexts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +74,20 @@ def lend_contexts(
         ci_ms=np.concatenate([ci_ms, costs[:, 1]]),
         is_lent=np.arange(len(points.page) + len(lent)) >= len(points.page),
     )
+
+
+def judge_lending(points: Points) -> Iterator[Finding]:
+    """Of contexts that lack steps which another has, the one that lacks most."""
+    cells = {(row, size) for row, size in zip(points.row.tolist(), points.size.tolist(), strict=True)}
+    pages, counts = np.unique(points.page, return_counts=True)
+    lacking = len(cells) - counts
+    if lacking.any():
+        worst = int(np.argmax(lacking))
+        yield Finding(
+            code="context-incomplete",
+            severity="warning",
+            place=f"verify, context {pages[worst]}",
+            message=f"{lacking[worst]} of the {len(cells)} verify steps that were timed were not at a context of "
+            f"{pages[worst]} tokens: they cost what they do at others, and what its own steps say context adds",
+            hint="go on with the sweep: specplan profile --resume",
+        )

@@ -178,10 +178,16 @@ def _too_few(needed: int, known: int, profile: Profile) -> Finding:
         place="mixed",
         message=f"of {needed} contexts, numbers of verifying requests and drafts, {known} were measured at two sizes "
         f"of prompts or more: steps that run prompts cost what verify passes of their size do{why}",
-        hint="profile smaller steps (--max-num-batched-tokens)"
-        if failed
-        else "give it more time: specplan profile --resume",
+        hint=_way_out(profile, has_failed=bool(failed)),
     )
+
+
+def _way_out(profile: Profile, *, has_failed: bool) -> str:
+    if has_failed:
+        return "profile smaller steps (--max-num-batched-tokens)"
+    if not profile.complete:
+        return "give it more time: specplan profile --resume"
+    return "profile steps that have room for prompts beside all drafts (a larger --max-num-batched-tokens)"
 
 
 def _failed(profile: Profile) -> Iterator[Finding]:

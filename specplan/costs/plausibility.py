@@ -50,7 +50,8 @@ def outliers(name: str, curves: Sequence[MeasuredCurve]) -> Iterator[Finding]:
             message=f"{len(found)} {name} sizes cost far more or less than both neighbours; this one "
             f"{curve.ms[at]:.3g} ms, "
             f"{times_off:.1f} times {what} than the nearer of {curve.ms[at - 1]:.3g} and {curve.ms[at + 1]:.3g} ms",
-            hint="measure it again: specplan profile; or remove the point from what was imported",
+            hint="measure it again: specplan profile; until then pad-up and none, other than running-max, do not carry "
+            "a dear one to all larger sizes (--monotone)",
         )
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from specplan.costs import tables_from_profile
 from specplan.costs.pricing import reference_row
 from specplan.errors import ConfigError, CoverageError
 from specplan.files import CostTables, Profile, Sample
+from specplan.files.tables import Semantics
 
 MakeProfile = Callable[..., Profile]
 MakeSample = Callable[..., Sample]
@@ -378,6 +379,9 @@ def test_costs_past_what_a_table_holds_are_refused_in_one_line(
     huge = make_sample("verify", "eager", 4, 64, None, 128, [1e9])
     with pytest.raises(CoverageError, match=r"no table can hold: \.verify_ms.*at most 1e\+09, got") as raised:
         tables_from_profile(make_profile(extra=[huge]), max_num_tokens=4096)
+    for semantics in get_args(Semantics):  # findings are of padded costs, also where others are read
+        with pytest.raises(CoverageError, match="no table can hold"):
+            tables_from_profile(make_profile(extra=[huge]), max_num_tokens=4096, semantics=semantics)
     assert "\n" not in raised.value.message
 
 

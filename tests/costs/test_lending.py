@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,5 +62,10 @@ def test_a_context_without_large_steps_borrows_them(make_profile: Callable[..., 
         assert source[n] == "m"
         assert source[4 * n] == "x"
     assert Source.EXTRAPOLATED in tables.verify_source[1]
+    (found,) = [finding for finding in tables.findings if finding.code == "context-incomplete"]
+    assert found.place == "verify, context 4096"
+    assert found.message.startswith("6 of the 9 verify steps that were timed were not at a context of 4096 tokens")
+    whole = msgspec.structs.replace(profile, samples=[each for each in profile.samples if each.context_len == 1024])
+    assert "context-incomplete" not in [finding.code for finding in tables_from_profile(whole).findings]
     exact = tables_from_profile(profile, semantics="exact")
     assert np.flatnonzero(np.isfinite(exact.verify_row(4, 4096))).tolist() == [4]
