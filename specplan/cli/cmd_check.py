@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from specplan.cli.output import NOT_GOOD, JsonOption, print_json
 from specplan.cli.sizes import parse_sizes
 
 if TYPE_CHECKING:
+    from specplan.errors import CoverageError
     from specplan.files import CostTables, Finding
     from specplan.planning import RouteCheck
 
@@ -64,7 +66,7 @@ def check(
     With --max-num-seqs and -k: whether adaptive verification can run, and whether the largest step replays a graph or
     runs eagerly; a file says what that costs. Example: specplan check --max-num-seqs 6 -k 6 --capture-limit 40
     """
-    from specplan.errors import ConfigError
+    from specplan.errors import ConfigError, CoverageError
 
     if (max_num_seqs is None) != (num_speculative_tokens is None):
         missing = "--max-num-seqs" if max_num_seqs is None else "-k"
@@ -84,7 +86,8 @@ def check(
         from specplan.planning import check_route, parse_attention, parse_graph_mode
         from specplan.planning.capture_sizes import judge_capture_sizes
 
-        route = check_route(
+        route_of = partial(
+            check_route,
             max_num_seqs=max_num_seqs,
             num_speculative_tokens=num_speculative_tokens,
             graph_mode=parse_graph_mode(graph_mode),
@@ -92,8 +95,14 @@ def check(
             attention=parse_attention(attention),
             capture_limit=capture_limit,
             capture_sizes=sizes,
-            tables=tables,
         )
+        try:
+            route = route_of(tables=tables)
+        except CoverageError as error:
+            if tables is None:
+                raise
+            findings.append(_not_priced(error))
+            route = route_of(tables=None)
         if sizes is not None:
             findings += judge_capture_sizes(
                 sizes, max_num_seqs=max_num_seqs, num_speculative_tokens=num_speculative_tokens
@@ -102,6 +111,13 @@ def check(
     found = [*findings, *(() if route is None else route.findings)]
     if strict and any(finding.severity == "warning" for finding in found):
         raise typer.Exit(NOT_GOOD)
+
+
+def _not_priced(error: CoverageError) -> Finding:
+    """A step that the tables do not reach is still routed, and all else they say still holds."""
+    from specplan.files.tables import Finding
+
+    return Finding(code="step-not-priced", severity="warning", place="route", message=error.message, hint=error.hint)
 
 
 def judged(file: Path, here: str | None) -> tuple[CostTables | None, list[Finding]]:

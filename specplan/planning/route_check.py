@@ -303,7 +303,7 @@ def _findings(full: RoutedStep, limit: int) -> Iterator[Finding]:
             place="full batch",
             message=f"{num_tokens} > {limit} runs eagerly: a full batch of {num_reqs} x (1 + {k}) tokens is past the "
             f"capture limit; at K = {k} so is {others}",
-            hint="give cost tables to see what this costs"
+            hint="cost tables that reach it say what this costs"
             if full.price is None
             else "specplan simulate tells on a trace which choice pays",
         )

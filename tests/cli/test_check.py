@@ -52,7 +52,7 @@ def test_past_the_limit_without_tables(run: Run) -> None:
     assert lines[1].endswith("from 6 requests on")
     for fitting in ("admitting 34 of its 36 drafts", "K = 5", "5 requests", "a capture limit of 42"):
         assert sum(f"fits: {fitting} " in line for line in lines) == 1
-    assert lines[-1] == "next: give cost tables to see what this costs"
+    assert lines[-1] == "next: cost tables that reach it say what this costs"
 
 
 def test_past_the_limit_priced(run: Run, tables_to_40: Path) -> None:
@@ -214,13 +214,28 @@ class TestBadInput:
         (tmp_path / "bad.json").write_text("{")
         refused(run, 3, "JSON", *SIX, tmp_path / "bad.json")
 
-    def test_steps_outside_the_tables(self, run: Run, tables_to_40: Path) -> None:
-        refused(run, 3, "9 requests", "check", "--max-num-seqs", "9", "-k", "6", tables_to_40)
-        assert "--max-num-batched-tokens" in refused(
-            run, 3, "reach 128 tokens", "check", "--max-num-seqs", "8", "-k", "16", tables_to_40
-        )
-        hint = refused(run, 3, "graphs up to 40", *SIX, "--capture-limit", "50", tables_to_40)
-        assert "--capture-limit" in hint
+
+@pytest.mark.parametrize(
+    ("limits", "message", "hint"),
+    [
+        (("--max-num-seqs", "9", "-k", "6"), "9 requests", "--max-num-seqs"),
+        (("--max-num-seqs", "8", "-k", "16"), "reach 128 tokens", "--max-num-batched-tokens"),
+        ((*SIX[1:], "--capture-limit", "50"), "graphs up to 40", "--capture-limit"),
+    ],
+)
+def test_a_step_outside_the_tables_is_routed_without_its_price(
+    run: Run, tables_to_40: Path, limits: tuple[str, ...], message: str, hint: str
+) -> None:
+    args = ("check", *limits, tables_to_40)
+    result = run(*args)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    at = next(place for place, line in enumerate(lines) if line.startswith("warning step-not-priced: route: "))
+    assert message in lines[at]
+    assert hint in lines[at + 1]
+    assert any(line.startswith("route: ") for line in lines)
+    assert not any(line.startswith("price: ") for line in lines)
+    assert run(*args, "--strict").exit_code == 1
 
 
 def test_checking_loads_no_torch(tables_to_40: Path) -> None:
