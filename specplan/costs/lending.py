@@ -51,15 +51,14 @@ def lend_contexts(
     lent: list[tuple[int, int, int, float, float]] = []
     for page, own in pages.items():
         least_ms = min(cost for cost, _ in own.values())
-        lenders = sorted((other for other in pages if other != page), key=lambda other: abs(other - page))
-        for row, size in wanted:
-            if (row, size) in own:
-                continue
-            for lender in lenders:
-                theirs = pages[lender]
-                both = [cell for cell in theirs if cell in own]
-                if (row, size) in theirs and both:
-                    near = min(both, key=lambda cell: (abs(cell[0] - row), abs(cell[1] - size)))
+        missing = [cell for cell in wanted if cell not in own]
+        nearest_first = sorted((other for other in pages if other != page), key=lambda other: abs(other - page))
+        shared = {other: np.array(sorted(own.keys() & pages[other])) for other in nearest_first}
+        lenders = [(pages[other], shared[other]) for other in nearest_first if len(shared[other])]
+        for row, size in missing:
+            for theirs, both in lenders:
+                if (row, size) in theirs:
+                    near = _nearest(both, row, size)
                     more_ms = (own[near][0] - theirs[near][0]) * row / near[0]
                     cost, ci = theirs[row, size]
                     lent.append((page, row, size, max(cost + more_ms, least_ms), ci + own[near][1]))
@@ -74,6 +73,17 @@ def lend_contexts(
         ci_ms=np.concatenate([ci_ms, costs[:, 1]]),
         is_lent=np.arange(len(points.page) + len(lent)) >= len(points.page),
     )
+
+
+def _nearest(
+    cells: NDArray[np.int64],  # [S, 2]: requests, tokens
+    row: int,
+    size: int,
+) -> tuple[int, int]:
+    """In requests, then in tokens; of two as near, the first."""
+    away = np.abs(cells - (row, size))
+    near_row, near_size = cells[np.lexsort((away[:, 1], away[:, 0]))[0]].tolist()
+    return near_row, near_size
 
 
 def judge_lending(points: Points) -> Iterator[Finding]:
