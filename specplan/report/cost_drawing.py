@@ -224,15 +224,15 @@ def explain_step(axes: Axes, step: Step) -> None:
     )
 
 
-def key_lines(panels: Sequence[Panel], *, line: str, graph: str) -> list[Line2D]:
-    """What the marks mean, of those that are there. `line` and `graph`: what those two are in this picture."""
+def key_lines(panels: Sequence[Panel], *, line: str, points: str, graph: str) -> list[Line2D]:
+    """What the marks mean, of those that are there. `line`, `points` and `graph`: what these are in this picture."""
     series = [each for panel in panels for each in panel.series]
     modes = {measured.mode for each in series for measured in each.measured if len(measured.size)}
     key = [mark(line)]
     if "graph" in modes:
-        key.append(mark(f"measured, {graph}", marker="o", linestyle=""))
+        key.append(mark(f"{points}, {graph}", marker="o", linestyle=""))
     if "eager" in modes:
-        key.append(mark("measured, eager", marker="o", linestyle="", markerfacecolor="white"))
+        key.append(mark(f"{points}, eager", marker="o", linestyle="", markerfacecolor="white"))
     if modes:
         key.append(mark("middle half of repetitions", marker="|", linestyle=""))
     if any(each.is_extrapolated.any() for each in series if not each.is_faint):

@@ -59,12 +59,14 @@ def cost_figure(profile: Profile, tables: CostTables) -> Figure:
 
     panels = cost_panels(profile, tables)
     top, below = panels[0], panels[1:]
+    points = "measured" if profile.source.startswith("measured") else "imported"
     graph = "static padded step" if profile.environment.graph_kind == "static" else "graph replay"
     line = "cost in the tables" + (", kept from falling" if tables.monotone == "running-max" else "")
     with style.context(["default", STYLE]):
         figure = Figure(figsize=(WIDTH_IN, sum(HEIGHTS_IN[: 3 if below else 2])), layout="constrained")
         rows = figure.add_gridspec(3 if below else 2, max(len(below), 1), height_ratios=HEIGHTS_IN[: 3 if below else 2])
-        draw_head(figure.add_subplot(rows[0, :]), profile, key_lines(panels, line=line, graph=graph))
+        key = key_lines(panels, line=line, points=points, graph=graph)
+        draw_head(figure.add_subplot(rows[0, :]), profile, key)
         draw_panel(figure.add_subplot(rows[1, :]), top, columns=COLUMNS)
         for column, panel in enumerate(below):
             draw_panel(figure.add_subplot(rows[2, column]), panel, columns=COLUMNS // len(below))

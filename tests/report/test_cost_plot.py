@@ -281,6 +281,16 @@ def test_what_was_measured_is_not_marked(lost: int | None) -> None:
     assert ("extrapolated" in labels) == has_mark
 
 
+@pytest.mark.parametrize(("source", "said"), [("measured", "measured"), ("imported: figures of others", "imported")])
+def test_what_others_timed_is_not_called_measured(source: str, said: str) -> None:
+    profile = make_profile([*VERIFY], source=source)
+    figure = cost_figure(profile, tables_from_profile(profile))
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]  # type: ignore[union-attr]
+    modes = [label.partition(", ")[0] for label in labels if label.endswith((", graph replay", "step", ", eager"))]
+    assert modes
+    assert set(modes) == {said}
+
+
 def test_the_longest_context_stands_before_the_shortest() -> None:
     samples = [
         verify("graph", n, t, 10.0 + t + c, context_len=c) for c in (0, 64, 512) for n in (1, 4) for t in (n, 4 * n)
