@@ -29,7 +29,7 @@ def _unknown(profile: Profile) -> Iterator[Finding]:
     known = [
         reading for reading in profile.readings if reading.throttle is not None or reading.others_share is not None
     ]
-    if profile.source == "measured" and not known:
+    if profile.is_measured and not known:
         yield Finding(
             code="conditions-unknown",
             severity="note",

@@ -134,7 +134,7 @@ def tables_from_profile(
             layout_costs=compare_layouts(profile),
             feed_costs=feeds,
         )
-    tables = msgspec.structs.replace(tables, findings=hints_for(profile.source, tables.findings))
+    tables = msgspec.structs.replace(tables, findings=hints_for(profile, tables.findings))
     strata = strata_of(whole, tables)
     # Findings are of costs as an engine runs them, however they are read between what was measured.
     with no_table_holds():
@@ -152,7 +152,7 @@ def judge_samples(profile: Profile, refused: CoverageError) -> list[Finding]:
     """What there is to say of samples that no table can be made of, and of that."""
     finding = Finding(code="no-tables", severity="warning", place="profile", message=refused.message, hint=refused.hint)
     of_samples = [*judge_profile(profile), *judge_plausibility(profile), *judge_conditions(profile)]
-    return [finding, *hints_for(profile.source, of_samples)]
+    return [finding, *hints_for(profile, of_samples)]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from specplan.files.profile import Profile
 from specplan.files.tables import Finding
 
 __all__ = ["hints_for"]
@@ -29,8 +30,8 @@ _IMPORTED: Final = {
 }
 
 
-def hints_for(source: str, findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, of a profile from `source`, with a way out that is open to whoever has it."""
-    if source.startswith("measured"):
+def hints_for(profile: Profile, findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, of the `profile`, with a way out that is open to whoever has it."""
+    if profile.is_measured:
         return list(findings)
     return [msgspec.structs.replace(each, hint=_IMPORTED.get(each.code, each.hint)) for each in findings]

@@ -109,8 +109,7 @@ def are_unpadded(replayed: Collection[int], profile: Profile) -> bool:
     others may have left out any.
     """
     others = set(profile.capture_sizes).symmetric_difference(replayed)
-    is_own = profile.source.startswith("measured")
-    return bool(others.intersection(replayed) if is_own else others)
+    return bool(others.intersection(replayed) if profile.is_measured else others)
 
 
 def draft_points(profile: Profile) -> Points:

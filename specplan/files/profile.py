@@ -280,6 +280,11 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 )
 
     @property
+    def is_measured(self) -> bool:
+        """By a sweep of specplan's own, and not by another tool."""
+        return self.source == "measured"
+
+    @property
     def capture_limit(self) -> int:
         """The largest capture size, in tokens; 0 where nothing was captured."""
         return self.capture_sizes[-1] if self.capture_sizes else 0

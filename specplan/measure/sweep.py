@@ -25,7 +25,7 @@ from specplan.measure.sentinels import Sentinels, drift_between
 from specplan.measure.series import Series, StopReason, failure_of, point_of, priced_by_device, sample_of
 from specplan.measure.steps import StepFactory
 
-__all__ = ["StoppingRule", "Sweep", "SweepProgress", "SweepResult", "sweep", "sweep_if_time"]
+__all__ = ["StoppingRule", "Sweep", "SweepProgress", "SweepResult", "sweep"]
 
 # A short step is as fast as in a loop of its own only after some runs: a millisecond's at its sixth or so.
 WARM_UP_RUNS = 8
@@ -182,6 +182,7 @@ def sweep(
     *,
     seed: int = 0,
     earlier: Sequence[Sample] = (),
+    may_be_empty: bool = False,
     on_progress: Callable[[SweepProgress], None] = lambda progress: None,
     on_checkpoint: Callable[[SweepResult], None] = lambda result: None,
 ) -> SweepResult:
@@ -189,31 +190,9 @@ def sweep(
 
     `on_checkpoint` is given what is known so far, at least half a minute apart, for who cannot ask for it later.
 
-    Raises MeasurementError if nothing was measured, and KeyboardInterrupt if the user stopped it before anything was.
+    Raises MeasurementError if nothing was measured, unless that `may_be_empty`, and KeyboardInterrupt if the user
+    stopped it before anything was.
     """
-    result = sweep_if_time(
-        factory, points, rule, seed=seed, earlier=earlier, on_progress=on_progress, on_checkpoint=on_checkpoint
-    )
-    if not result.samples:
-        why = next((failure.message for failure in result.failures), "the time budget ran out")
-        raise MeasurementError(
-            f"the sweep ended before its first point was measured: {why}",
-            "give it a larger --time-budget, or fewer requests: --max-num-seqs",
-        )
-    return result
-
-
-def sweep_if_time(
-    factory: StepFactory,
-    points: Sequence[MeasuredPoint],
-    rule: StoppingRule,
-    *,
-    seed: int = 0,
-    earlier: Sequence[Sample] = (),
-    on_progress: Callable[[SweepProgress], None] = lambda progress: None,
-    on_checkpoint: Callable[[SweepResult], None] = lambda result: None,
-) -> SweepResult:
-    """As `sweep`; that there was time for no point is no error."""
     running = Sweep(factory, points, seed=seed, earlier=earlier)
     start_s = saved_s = time.monotonic()
 
@@ -240,6 +219,12 @@ def sweep_if_time(
     result = running.result(stopped_by=stopped_by)
     if stopped_by == "interrupted" and not result.samples:
         raise KeyboardInterrupt
+    if not (result.samples or may_be_empty):
+        why = next((failure.message for failure in result.failures), "the time budget ran out")
+        raise MeasurementError(
+            f"the sweep ended before its first point was measured: {why}",
+            "give it a larger --time-budget, or fewer requests: --max-num-seqs",
+        )
     return result
 
 

@@ -59,7 +59,7 @@ def cost_figure(profile: Profile, tables: CostTables) -> Figure:
 
     panels = cost_panels(profile, tables)
     top, below = panels[0], panels[1:]
-    points = "measured" if profile.source.startswith("measured") else "imported"
+    points = "measured" if profile.is_measured else "imported"
     graph = "static padded step" if profile.environment.graph_kind == "static" else "graph replay"
     line = "cost in the tables" + (", kept from falling" if tables.monotone == "running-max" else "")
     with style.context(["default", STYLE]):
