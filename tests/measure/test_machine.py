@@ -18,10 +18,10 @@ FILES = {
     "proc/loadavg": "0.50 0.40 0.30 1/99 1234\n",
     "proc/meminfo": "MemTotal:       1000 kB\nMemAvailable:    600 kB\nSwapTotal: 500 kB\nSwapFree: 300 kB\n",
     "proc/cpuinfo": "processor : 0\nflags\t\t: fpu vme hypervisor\n",
-    "proc/self/cgroup": "0::/work/job\n",
+    "proc/self/cgroup": "0::/slice/job\n",
     "sys/fs/cgroup/cgroup.controllers": "cpu memory\n",
-    "sys/fs/cgroup/work/job/cpu.max": "max 100000\n",
-    "sys/fs/cgroup/work/cpu.max": "150000 100000\n",
+    "sys/fs/cgroup/slice/job/cpu.max": "max 100000\n",
+    "sys/fs/cgroup/slice/cpu.max": "150000 100000\n",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n",
     "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave\n",
     "sys/class/power_supply/BAT0/type": "Battery\n",
@@ -98,9 +98,9 @@ def test_an_empty_machine_is_unknown_and_not_fine(tmp_path: Path) -> None:
         ("quota_cores", {"proc/self/cgroup": None}),
         ("quota_cores", {"proc/self/cgroup": "nonsense\n"}),
         ("quota_cores", {"sys/fs/cgroup/cgroup.controllers": None}),
-        ("quota_cores", {"sys/fs/cgroup/work/cpu.max": "half 100000\n"}),
-        ("quota_cores", {"sys/fs/cgroup/work/cpu.max": "50000 0\n"}),
-        ("quota_cores", {"sys/fs/cgroup/work/cpu.max": ""}),
+        ("quota_cores", {"sys/fs/cgroup/slice/cpu.max": "half 100000\n"}),
+        ("quota_cores", {"sys/fs/cgroup/slice/cpu.max": "50000 0\n"}),
+        ("quota_cores", {"sys/fs/cgroup/slice/cpu.max": ""}),
     ],
 )  # fmt: skip
 def test_what_is_missing_or_mangled_is_unknown(
@@ -111,8 +111,8 @@ def test_what_is_missing_or_mangled_is_unknown(
 
 class TestQuota:
     def test_none_is_unbounded(self, make: Callable[..., HostFacts]) -> None:
-        assert make({"sys/fs/cgroup/work/cpu.max": "max 100000"}).quota_cores == math.inf
-        nowhere = {"sys/fs/cgroup/work/cpu.max": None, "sys/fs/cgroup/work/job/cpu.max": None}
+        assert make({"sys/fs/cgroup/slice/cpu.max": "max 100000"}).quota_cores == math.inf
+        nowhere = {"sys/fs/cgroup/slice/cpu.max": None, "sys/fs/cgroup/slice/job/cpu.max": None}
         assert make(nowhere).quota_cores == math.inf  # the root has no such file
 
     def test_a_containers_own_is_at_the_mount(self, make: Callable[..., HostFacts]) -> None:
